@@ -1,0 +1,51 @@
+"""The base of all wire models: unknown fields are kept, and the JSON spelling of access works."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class WireModel(BaseModel):
+    """A JSON object of the API: known fields are typed, unknown ones are kept.
+
+    Parts can be read like the dicts they came from (`part["text"]`, `part.get("text")`) or by attribute, so
+    code need not know whether it holds a parsed item or plain JSON.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    always_sent: ClassVar[tuple[str, ...]] = ()
+    """Fields with defaults that the API requires, so `model_dump(exclude_unset=True)` must not drop them."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Count the fields in `always_sent` as set."""
+        if self.always_sent:
+            self.__pydantic_fields_set__.update(self.always_sent)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self:
+            return getattr(self, key)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in type(self).model_fields or key in (self.model_extra or ())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the field `key`, or `default` where the object has none."""
+        return getattr(self, key) if key in self else default
+
+
+def as_plain(value: Any) -> Any:
+    """Return a foreign pydantic model (such as the `openai` package's) as a dict, anything else as it is."""
+    if isinstance(value, BaseModel) and not isinstance(value, WireModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return value
+
+
+def as_dict(value: Any) -> Any:
+    """Return any pydantic model as a plain dict of the fields it was given, and anything else as it is."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return value
