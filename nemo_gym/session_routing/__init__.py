@@ -1,0 +1,24 @@
+"""Several workers, one session: every request reaches the worker that created its session.
+
+Usable by any Starlette or FastAPI application. It knows ASGI, cookies, tokens and sockets, and nothing of the
+servers of nemo_gym. docs/sessions-and-workers.md tells the story with pictures.
+"""
+
+from nemo_gym.session_routing.ownership import (
+    SESSION_OWNER_KEY as SESSION_OWNER_KEY,
+    SessionOwnerMiddleware as SessionOwnerMiddleware,
+)
+from nemo_gym.session_routing.private_socket import (
+    SOCKET_DIR_ENV as SOCKET_DIR_ENV,
+    create_socket_dir as create_socket_dir,
+    remove_socket_dir as remove_socket_dir,
+    sweep_stale_socket_dirs as sweep_stale_socket_dirs,
+    worker_socket_path as worker_socket_path,
+)
+from nemo_gym.session_routing.router import (
+    SESSION_LOST_HEADER as SESSION_LOST_HEADER,
+    LostReason as LostReason,
+    RoutingStatistics as RoutingStatistics,
+    SessionRoutingMiddleware as SessionRoutingMiddleware,
+    install_session_routing as install_session_routing,
+)

@@ -1,0 +1,237 @@
+"""Who owns a session: claims read from, and written into, the session cookie and the MCP session token.
+
+A session's owner is the worker that created it. Its id stands in the signed session under `SESSION_OWNER_KEY`. A
+claim is believed only if its signature verifies and it has the shape of a worker id, so that it can never name
+another path or host. Reading repeats Starlette's session middleware step by step (which of several cookies, what
+is signed, when it is too old), for the two must never disagree about a cookie.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+import uuid
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import itsdangerous
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.session_routing.hop import HOP_HEADER, Headers
+
+SESSION_OWNER_KEY: Final = "nemo_gym_worker"
+
+_WORKER_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_CACHED_COOKIES: Final = 1024
+_LONGEST_CACHED: Final = 4096  # bytes; together with the count it bounds the cache to a few MB
+
+
+def new_worker_id() -> str:
+    """Return a fresh worker id: 32 hex digits, never used before and never again."""
+    return uuid.uuid4().hex
+
+
+def is_worker_id(value: object) -> bool:
+    """Tell whether `value` has the shape of a worker id."""
+    return isinstance(value, str) and _WORKER_ID.fullmatch(value) is not None
+
+
+class TokenSerializer(Protocol):
+    """What reads an MCP session token: a serializer of itsdangerous, or anything that raises its errors."""
+
+    def loads(self, s: str) -> Any:
+        """Return the payload of the signed token `s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request says about its owner.
+
+    Attributes:
+        owner: The worker that its cookie or token names, None where no genuine one does.
+        expired: The signature is genuine but out of its time (too old, or dated in the future).
+        headers: The headers to hand to the application instead of the received ones; None when those are right.
+    """
+
+    owner: str | None
+    expired: bool = False
+    headers: Headers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SignedCookie:
+    """One session cookie, verified.
+
+    `replacement` (a cookie value, or empty for no cookie) is what the session middleware must see instead of a
+    value that it would choke on or could not verify.
+    """
+
+    owner: str | None = None
+    signed_at: int | None = None
+    replacement: bytes | None = None
+
+
+class ClaimReader:
+    """Reads the claim of a request.
+
+    Args:
+        session_cookie: The cookie's name.
+        secrets: The session secrets. The first is the one the session middleware signs and verifies with; the
+            others are of earlier times: a cookie that one of them signed is signed anew, under its old date, in
+            the headers that the application sees.
+        max_age: Seconds that a cookie is valid; None for ever.
+        mcp_token_header: Name of the header that carries the MCP session token.
+        mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
+        mcp_path: Where the token decides even if there is a cookie.
+    """
+
+    def __init__(
+        self,
+        session_cookie: str,
+        secrets: Sequence[str],
+        max_age: int | None,
+        mcp_token_header: str | None = None,
+        mcp_token_serializer: TokenSerializer | None = None,
+        mcp_path: str = "/mcp",
+    ) -> None:
+        self._name = session_cookie
+        self._signers = [itsdangerous.TimestampSigner(secret) for secret in secrets]
+        self._max_age = max_age
+        self._token_header = mcp_token_header.lower().encode("latin-1") if mcp_token_header else None
+        self._token_serializer = mcp_token_serializer
+        self._mcp_path = mcp_path.rstrip("/")
+        self._verify_cached = functools.lru_cache(_CACHED_COOKIES)(self._verify)
+
+    def read(self, scope: Scope) -> Claim:
+        """Return the claim of an HTTP or WebSocket scope."""
+        cookie: _SignedCookie | None = None
+        token: bytes | None = None
+        foreign_hop_header = False
+        for name, value in scope["headers"]:
+            if name == b"cookie":
+                verify = self._verify_cached if len(value) <= _LONGEST_CACHED else self._verify
+                cookie = verify(value) or cookie
+            elif name == HOP_HEADER:
+                foreign_hop_header = True
+            elif name == self._token_header and token is None:
+                token = value
+
+        headers: Headers | None = None
+        if cookie is not None and cookie.replacement is not None:
+            headers = self._with_cookie(scope["headers"], cookie.replacement)
+        if foreign_hop_header:
+            received = scope["headers"] if headers is None else headers
+            headers = [header for header in received if header[0] != HOP_HEADER]
+
+        if token is not None and (cookie is None or self._is_mcp(scope["path"])):
+            owner, expired = self._read_token(token)
+        elif cookie is not None:
+            owner, expired = cookie.owner, self._is_expired(cookie.signed_at)
+        else:
+            owner, expired = None, False
+        return Claim(owner, expired and owner is not None, headers)
+
+    def _is_mcp(self, path: str) -> bool:
+        return path == self._mcp_path or path.startswith(self._mcp_path + "/")
+
+    def _is_expired(self, signed_at: int | None) -> bool:
+        """One second stricter than the session middleware, whose clock may tick between our look and its own."""
+        if signed_at is None or self._max_age is None:
+            return False
+        age = int(time.time()) - signed_at
+        return age >= self._max_age or age < 0
+
+    def _verify(self, header: bytes) -> _SignedCookie | None:
+        """Verify the session cookie in one `Cookie` header; None when it holds none of that name."""
+        value = cookie_parser(header.decode("latin-1")).get(self._name)
+        if value is None:
+            return None
+        signed = value.encode("utf-8")
+        for signer in self._signers:
+            try:
+                payload, date = signer.unsign(signed, return_timestamp=True)
+                session = json.loads(b64decode(payload))
+            except itsdangerous.BadSignature:
+                continue
+            except (ValueError, OverflowError, OSError, RecursionError):
+                return _SignedCookie(replacement=b"")
+            if not isinstance(session, dict):
+                return _SignedCookie(replacement=b"")
+            owner = session.get(SESSION_OWNER_KEY)
+            return _SignedCookie(
+                owner=owner if is_worker_id(owner) else None,
+                signed_at=int(date.timestamp()),
+                replacement=None if signer is self._signers[0] else self._signed_anew(signed),
+            )
+        return _SignedCookie()
+
+    def _signed_anew(self, signed: bytes) -> bytes:
+        dated_payload = signed.rpartition(b".")[0]
+        return dated_payload + b"." + self._signers[0].get_signature(dated_payload)
+
+    def _with_cookie(self, headers: Headers, value: bytes) -> Headers:
+        """Return the headers with the session cookie's value replaced, wherever it stands; empty removes it."""
+        name = self._name.encode("latin-1")
+        replaced: Headers = []
+        for header in headers:
+            if header[0] != b"cookie":
+                replaced.append(header)
+                continue
+            others = [part for part in header[1].split(b";") if part.partition(b"=")[0].strip() != name]
+            if others:
+                replaced.append((b"cookie", b";".join(others).strip()))
+        if value:
+            replaced.append((b"cookie", name + b"=" + value))
+        return replaced
+
+    def _read_token(self, token: bytes) -> tuple[str | None, bool]:
+        if self._token_serializer is None:
+            return None, False
+        expired = False
+        try:
+            payload = self._token_serializer.loads(token.decode("latin-1"))
+        except itsdangerous.SignatureExpired as error:
+            expired = True
+            load_payload = getattr(self._token_serializer, "load_payload", None)
+            payload = load_payload(error.payload) if load_payload and error.payload else None
+        except (itsdangerous.BadData, ValueError, RecursionError):
+            return None, False
+        owner = payload.get(SESSION_OWNER_KEY) if isinstance(payload, dict) else None
+        return (owner, expired) if is_worker_id(owner) else (None, False)
+
+
+class SessionOwnerMiddleware:
+    """Stamps sessions that are created or adopted here with this worker's id.
+
+    It stands just inside the session middleware, so that it sees what all others have written into the session. A
+    session is stamped when the reply begins, and only if there is something in it: a request that writes no
+    session gets no cookie.
+
+    Args:
+        app: The application within.
+        worker_id: This worker.
+    """
+
+    def __init__(self, app: ASGIApp, worker_id: str) -> None:
+        self.app = app
+        self.worker_id = worker_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def stamp_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                session = scope.get("session")
+                if session and not is_worker_id(session.get(SESSION_OWNER_KEY)):
+                    session[SESSION_OWNER_KEY] = self.worker_id
+            await send(message)
+
+        await self.app(scope, receive, stamp_and_send)

@@ -1,0 +1,273 @@
+"""The decision: here, there, or refused; and what installing the router does to an application."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import itsdangerous
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.types import Message
+from starlette.websockets import WebSocket
+
+from nemo_gym.session_routing import (
+    SESSION_OWNER_KEY,
+    create_socket_dir,
+    install_session_routing,
+    remove_socket_dir,
+    worker_socket_path,
+)
+from tests.session_workers import (
+    COOKIE,
+    SECRET,
+    Worker,
+    make_app,
+    owned_cookie,
+    running_worker,
+    running_workers,
+    signed_cookie,
+)
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    path = create_socket_dir()
+    yield path
+    remove_socket_dir(path)
+
+
+def session_of(cookie: str) -> dict[str, Any]:
+    value = itsdangerous.TimestampSigner(SECRET).unsign(cookie.partition("=")[2])
+    session: dict[str, Any] = json.loads(base64.b64decode(value))
+    return session
+
+
+async def test_a_new_session_is_served_here_and_stamped_with_this_worker(socket_dir: Path) -> None:
+    async with running_workers(socket_dir) as (first, second):
+        reply = await first.request("/seed", method="POST")
+        assert session_of(reply.cookie)[SESSION_OWNER_KEY] == first.worker_id
+        assert first.router.statistics().served_here == 1
+        assert second.router.statistics().served_here == 0
+
+
+async def test_every_request_of_many_sessions_reaches_its_owner_from_any_worker(socket_dir: Path) -> None:
+    async with running_workers(socket_dir, 3) as workers:
+
+        async def episode(number: int) -> tuple[list[int], set[str]]:
+            seeded = await workers[number % 3].request("/seed", method="POST")
+            counts, owners = [], {seeded.json()["worker"]}
+            for step in range(3):
+                reply = await workers[(number + step) % 3].request("/count", method="POST", cookie=seeded.cookie)
+                counts.append(reply.json()["count"])
+                owners.add(reply.json()["worker"])
+            return counts, owners
+
+        episodes = await asyncio.gather(*(episode(number) for number in range(30)))
+        assert all(counts == [1, 2, 3] and len(owners) == 1 for counts, owners in episodes)
+        assert all(worker.router.statistics().forwarded == 20 for worker in workers)
+
+
+async def test_a_forwarded_reply_carries_only_the_owners_cookie(socket_dir: Path) -> None:
+    async with running_workers(socket_dir) as (first, second):
+        cookie = (await first.request("/seed", method="POST")).cookie
+        again = await second.request("/seed", method="POST", cookie=cookie)
+        assert len(again.all("set-cookie")) == 1
+        assert session_of(again.cookie)[SESSION_OWNER_KEY] == first.worker_id
+
+
+async def test_a_request_that_writes_no_session_sets_no_cookie(socket_dir: Path) -> None:
+    async with running_workers(socket_dir, 1) as (worker,):
+        assert (await worker.request("/health")).all("set-cookie") == []
+        assert (await worker.request("/anything")).all("set-cookie") == []
+
+
+async def test_a_session_that_is_only_read_is_not_signed_again(socket_dir: Path) -> None:
+    async with running_workers(socket_dir, 1) as (worker,):
+        cookie = (await worker.request("/seed", method="POST")).cookie
+        assert (await worker.request("/count", method="POST", cookie=cookie)).all("set-cookie") == []
+
+
+async def test_a_session_that_nobody_stamped_is_adopted(socket_dir: Path) -> None:
+    async with running_workers(socket_dir) as (first, second):
+        unowned = signed_cookie({"id": "from a single worker"})
+        adopted = await second.request("/count", method="POST", cookie=unowned)
+        assert session_of(adopted.cookie) == {"id": "from a single worker", SESSION_OWNER_KEY: second.worker_id}
+        followed = await first.request("/count", method="POST", cookie=adopted.cookie)
+        assert followed.json() == {"count": 2, "worker": second.worker_id}
+
+
+async def test_what_another_middleware_writes_into_the_session_is_stamped_too(socket_dir: Path) -> None:
+    class WritesAtReply:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def write(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    scope["session"]["session_id"] = "late"
+                await send(message)
+
+            await self.app(scope, receive, write if scope["type"] == "http" else send)
+
+    app = Starlette(routes=[Route("/", lambda _: JSONResponse({}))])
+    app.add_middleware(WritesAtReply)
+    app.add_middleware(SessionMiddleware, secret_key=SECRET, session_cookie=COOKIE)
+    async with running_worker(app, socket_dir) as worker:
+        session = session_of((await worker.request("/")).cookie)
+    assert session == {"session_id": "late", SESSION_OWNER_KEY: worker.worker_id}
+
+
+async def test_a_request_over_the_private_socket_is_served_here_whatever_its_cookie_says(socket_dir: Path) -> None:
+    async with running_workers(socket_dir, 1) as (worker,):
+        reader, writer = await asyncio.open_unix_connection(worker_socket_path(socket_dir, worker.worker_id))
+        writer.write(f"GET /x HTTP/1.1\r\nhost: x\r\ncookie: {owned_cookie('a' * 32)}\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"200"
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert b"\r\ndate:" not in head
+        assert b"\r\nserver:" not in head
+        writer.close()
+        assert worker.router.statistics().arrived == 1
+
+
+async def test_without_an_install_there_is_no_middleware_no_socket_and_no_extra_key() -> None:
+    app = make_app()
+    app.state.worker_id = None
+    with TestClient(app) as client:
+        client.post("/seed")
+        assert SESSION_OWNER_KEY not in session_of(f"{COOKIE}={client.cookies[COOKIE]}")
+    assert [str(middleware.cls) for middleware in app.user_middleware] == [str(SessionMiddleware)]
+
+
+class TestMcp:
+    serializer = itsdangerous.URLSafeTimedSerializer("token secret", salt="mcp")
+
+    @pytest.fixture(scope="class")
+    async def mcp_pair(self) -> AsyncIterator[tuple[Worker, Worker]]:
+        path = create_socket_dir()
+        options: dict[str, Any] = {"mcp_token_header": "X-Session-Token", "mcp_token_serializer": self.serializer}
+        async with running_workers(path, limit=120, **options) as (first, second):
+            yield first, second
+        remove_socket_dir(path)
+
+    def token(self, worker_id: str) -> tuple[str, str]:
+        return "x-session-token", str(self.serializer.dumps({SESSION_OWNER_KEY: worker_id}))
+
+    async def test_the_token_decides_without_a_cookie(self, mcp_pair: tuple[Worker, Worker]) -> None:
+        first, second = mcp_pair
+        reply = await first.request("/tool", headers=[self.token(second.worker_id)])
+        assert reply.json()["worker"] == second.worker_id
+
+    async def test_the_token_decides_over_the_cookie_on_the_mcp_path_only(
+        self, mcp_pair: tuple[Worker, Worker]
+    ) -> None:
+        first, second = mcp_pair
+        headers = [self.token(second.worker_id)]
+        cookie = owned_cookie(first.worker_id)
+        for path, owner in [
+            ("/mcp", second),
+            ("/mcp/", second),
+            ("/mcp/x", second),
+            ("/mcpx", first),
+            ("/", first),
+        ]:
+            reply = await first.request(path, headers=headers, cookie=cookie)
+            assert reply.json()["worker"] == owner.worker_id, path
+
+    async def test_the_cookie_of_another_worker_is_not_stamped_over(self, mcp_pair: tuple[Worker, Worker]) -> None:
+        first, second = mcp_pair
+        headers = [self.token(first.worker_id)]
+        reply = await first.request("/mcp/seed", headers=headers, cookie=owned_cookie(second.worker_id))
+        assert reply.all("set-cookie") == []
+
+    @pytest.mark.parametrize("token", ["", "garbage", "a.b.c", "é", "x" * 20_000])
+    async def test_a_bad_token_is_no_owner(self, mcp_pair: tuple[Worker, Worker], token: str) -> None:
+        worker = mcp_pair[0]
+        reply = await worker.request("/mcp", headers=[("x-session-token", token)])
+        assert reply.json()["worker"] == worker.worker_id
+
+    async def test_a_token_of_a_worker_that_is_gone_gives_410(self, mcp_pair: tuple[Worker, Worker]) -> None:
+        worker = mcp_pair[0]
+        assert (await worker.request("/mcp", headers=[self.token("b" * 32)])).status == 410
+
+
+class TestWebSockets:
+    @staticmethod
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text("hello")
+        await websocket.close()
+
+    def app(self, socket_dir: Path) -> tuple[Starlette, str]:
+        app = Starlette(routes=[WebSocketRoute("/ws", self.talk)])
+        app.add_middleware(SessionMiddleware, secret_key=SECRET, session_cookie=COOKIE)
+        return app, install_session_routing(app, socket_dir=socket_dir, session_cookie=COOKIE, secret_key=SECRET)
+
+    def test_one_whose_session_is_here_or_new_is_served(self, socket_dir: Path) -> None:
+        app, worker_id = self.app(socket_dir)
+        with TestClient(app) as client:
+            for headers in [{}, {"cookie": owned_cookie(worker_id)}]:
+                with client.websocket_connect("/ws", headers=headers) as websocket:
+                    assert websocket.receive_text() == "hello"
+
+    def test_one_whose_session_is_elsewhere_is_refused(self, socket_dir: Path) -> None:
+        app, _ = self.app(socket_dir)
+        with (
+            TestClient(app) as client,
+            pytest.raises(WebSocketDenialResponse) as refusal,
+            client.websocket_connect("/ws", headers={"cookie": owned_cookie("a" * 32)}),
+        ):
+            pass
+        assert refusal.value.status_code == 501
+        assert "WebSockets are not routed" in refusal.value.json()["detail"]
+
+
+class TestInstall:
+    def test_wants_the_session_middleware_first(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="add SessionMiddleware before"):
+            install_session_routing(Starlette(), socket_dir=tmp_path, session_cookie=COOKIE, secret_key=SECRET)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"session_cookie": "other"}, {"secret_key": "other"}, {"max_age": 5}, {"secret_key": ["other", SECRET]}],
+    )
+    def test_refuses_options_that_differ_from_the_session_middlewares(self, tmp_path: Path, wrong: Any) -> None:
+        options = {"session_cookie": COOKIE, "secret_key": SECRET, **wrong}
+        with pytest.raises(ValueError, match=f"the same {next(iter(wrong))}"):
+            install_session_routing(make_app(), socket_dir=tmp_path, **options)
+
+    @pytest.mark.parametrize("secret", ["", [], ["a", ""]])
+    def test_refuses_an_empty_secret(self, tmp_path: Path, secret: Any) -> None:
+        with pytest.raises(ValueError, match="secret"):
+            install_session_routing(make_app(), socket_dir=tmp_path, session_cookie=COOKIE, secret_key=secret)
+
+    def test_gives_each_worker_its_own_id(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"socket_dir": tmp_path, "session_cookie": COOKIE, "secret_key": SECRET}
+        assert install_session_routing(make_app(), **options) != install_session_routing(make_app(), **options)
+
+
+async def test_errors_of_the_application_are_answered_by_its_own_error_handler_wherever_received(
+    socket_dir: Path,
+) -> None:
+    async def fail(_: Request) -> Response:
+        raise LookupError("no such thing")
+
+    async def explain(_: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, status_code=418)
+
+    def app() -> Starlette:
+        return make_app(Route("/fail", fail), exception_handlers={LookupError: explain})
+
+    async with running_workers(socket_dir, 2, app) as (first, second):
+        for worker in (first, second):
+            reply = await worker.request("/fail", cookie=owned_cookie(first.worker_id))
+            assert (reply.status, reply.json()) == (418, {"detail": "no such thing"})
