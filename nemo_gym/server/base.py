@@ -1,0 +1,192 @@
+"""The base of every server: a pydantic model that holds the configuration and builds a FastAPI application.
+
+Construction and `setup_webserver` read no files but the session secret and need no running configuration, so a
+server can be built in a test and driven through Starlette's `TestClient`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.responses import Response
+
+from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.server.bootstrap import load_process_config, start
+from nemo_gym.server.client import ServerClient, close_client
+from nemo_gym.server.middleware import ErrorReplyMiddleware, SessionIdMiddleware
+from nemo_gym.server.secrets import derive_session_key, session_secrets
+
+_SHOWN_VALUE_LENGTH = 100
+
+logger = logging.getLogger(__name__)
+
+
+class BaseServer(BaseModel):
+    """What all servers have: their configuration.
+
+    Attributes:
+        config: The settings of this server instance.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    config: BaseRunServerInstanceConfig
+
+    @classmethod
+    def config_type(cls) -> type[BaseRunServerInstanceConfig]:
+        """Return the type of the settings: the one that the class's field `config` declares."""
+        declared = cls.model_fields["config"].annotation
+        assert isinstance(declared, type)
+        assert issubclass(declared, BaseRunServerInstanceConfig)
+        return declared
+
+    @classmethod
+    def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
+        """Return the settings of the server that this process is; see `server.bootstrap`."""
+        return load_process_config(cls.config_type())
+
+
+class SimpleServer(BaseServer):
+    """A server with sessions that answers over HTTP.
+
+    Subclasses add routes to the application that `setup_webserver` returns, and start with `run_webserver`.
+
+    Attributes:
+        routes_sessions: Whether a session's requests go to the worker that created it, when there are several
+            workers. True for servers that keep state per session in memory.
+        server_client: Calls the other servers of the configuration.
+    """
+
+    routes_sessions: ClassVar[bool] = False
+
+    server_client: ServerClient
+
+    @abstractmethod
+    def setup_webserver(self) -> FastAPI:
+        """Return the application with its middleware and routes; extend it in subclasses."""
+
+    def create_webserver(self) -> FastAPI:
+        """Return an application with what all servers share: sessions, error replies and `GET /health`."""
+        app = FastAPI(title=self.config.name, lifespan=_lifespan)
+        app.add_exception_handler(RequestValidationError, self._answer_invalid_request)
+        app.add_api_route("/health", _health, methods=["GET"], include_in_schema=False)
+        # The last one added is the outermost.
+        app.add_middleware(ErrorReplyMiddleware, server_name=self.config.name)
+        self.setup_session_middleware(app)
+        return app
+
+    def setup_session_middleware(self, app: FastAPI) -> None:
+        """Add the signed session cookie and the session id to `app`."""
+        app.add_middleware(SessionIdMiddleware)
+        app.add_middleware(
+            SessionMiddleware,
+            secret_key=self.session_keys()[0],
+            session_cookie=self.get_session_middleware_key(),
+        )
+
+    def get_session_middleware_key(self) -> str:
+        """Return the session cookie's name: each server has its own, as all travel along one rollout."""
+        return f"{type(self).__name__}___{self.config.name}"
+
+    def session_keys(self) -> list[str]:
+        """Return the keys of the session cookie: the first signs, all of them verify."""
+        cookie = self.get_session_middleware_key()
+        global_config = getattr(self.server_client, "global_config_dict", None)
+        secrets = session_secrets(global_config if isinstance(global_config, Mapping) else {})
+        return [derive_session_key(secret, cookie) for secret in secrets]
+
+    async def _answer_invalid_request(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems = [_described(problem) for problem in error.errors()]
+        logger.warning("%s: %s %s: invalid request: %s", self.config.name, request.method, request.url.path, problems)
+        content = orjson.dumps({"detail": problems}, default=str, option=orjson.OPT_NON_STR_KEYS)
+        return Response(content, 422, media_type="application/json")
+
+    @classmethod
+    def run_webserver(cls) -> FastAPI | None:
+        """Start this class as the server that the process's configuration names; see `server.bootstrap`.
+
+        Returns:
+            The application, in a worker process or in a dry run; None after serving has ended.
+        """
+        return start(cls)
+
+
+def add_model_route(
+    app: FastAPI, path: str, handler: Callable[..., Awaitable[Any]], documented: type[BaseModel]
+) -> None:
+    """Add `POST path`, answered by `handler` with all fields of the model it returns.
+
+    FastAPI alone would cut a reply down to the fields of the declared type, and a subclass's handler often declares
+    its base's. The handler's own signature decides what is read from the request.
+
+    Args:
+        app: The application.
+        path: The route.
+        handler: A bound method; returns a model, or a ready `Response`.
+        documented: The model that the route's documentation shows.
+    """
+
+    signature = inspect.signature(handler, eval_str=True)
+    # A handler may set cookies and a status on a reply that FastAPI gives it for the purpose.
+    given = next((name for name, it in signature.parameters.items() if it.annotation is Response), None)
+
+    @functools.wraps(handler)
+    async def endpoint(*args: Any, **kwargs: Any) -> Response:
+        result = await handler(*args, **kwargs)
+        if isinstance(result, Response):
+            return result
+        if isinstance(result, BaseModel):
+            content = result.__pydantic_serializer__.to_json(result)
+        else:
+            content = orjson.dumps(result)
+        reply = Response(content, media_type="application/json")
+        if given is not None:
+            _take_over(reply, kwargs[given])
+        return reply
+
+    endpoint.__signature__ = signature.replace(return_annotation=Response)  # type: ignore[attr-defined]
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        response_model=None,
+        responses={200: {"model": documented}},
+        name=path.strip("/"),
+    )
+
+
+def _take_over(reply: Response, given: Response) -> None:
+    reply.raw_headers.extend(header for header in given.raw_headers if header[0] != b"content-length")
+    reply.status_code = given.status_code or reply.status_code
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await close_client()
+
+
+async def _health() -> Response:
+    return Response(b'{"status":"ok"}', media_type="application/json")
+
+
+def _described(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """One validation problem, with the offending value shortened."""
+    value = repr(problem.get("input"))
+    if len(value) > _SHOWN_VALUE_LENGTH:
+        value = f"{value[:_SHOWN_VALUE_LENGTH]}... ({len(value)} characters)"
+    return {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"], "input": value}
