@@ -1,0 +1,58 @@
+"""The base of agent servers: the loop between a model and an environment's tools."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from fastapi import Body as Body, FastAPI
+
+from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
+from nemo_gym.config_types import (
+    AggregateMetrics as AggregateMetrics,
+    AggregateMetricsRequest as AggregateMetricsRequest,
+    BaseRunServerInstanceConfig,
+    ResourcesServerRef,
+)
+from nemo_gym.global_config import get_first_server_config_dict as get_first_server_config_dict
+from nemo_gym.metrics import compute_aggregate_metrics
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.server.base import SimpleServer, add_model_route
+from nemo_gym.server.client import get_response_json, raise_for_status
+
+
+class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
+    """The settings of an agent server."""
+
+
+class SimpleResponsesAPIAgent(SimpleServer):
+    """An agent server: subclass it and implement `responses` (the loop) and `run` (one whole rollout)."""
+
+    routes_sessions: ClassVar[bool] = True
+
+    config: BaseResponsesAPIAgentConfig
+
+    def setup_webserver(self) -> FastAPI:
+        """Return the application; a subclass may add routes to it."""
+        app = self.create_webserver()
+        add_model_route(app, "/v1/responses", self.responses, NeMoGymResponse)
+        add_model_route(app, "/run", self.run, BaseVerifyResponse)
+        add_model_route(app, "/aggregate_metrics", self.aggregate_metrics, AggregateMetrics)
+        return app
+
+    @abstractmethod
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+        """Answer a request by the loop between model and tools; `output` holds the whole trajectory."""
+
+    @abstractmethod
+    async def run(self, body: BaseRunRequest = Body()) -> BaseVerifyResponse:
+        """Run one rollout: seed the resources server, answer the row's request, verify."""
+
+    async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
+        """Sum up the results of many rollouts: the resources server does, where the agent has one."""
+        resources_server = getattr(self.config, "resources_server", None)
+        if not isinstance(resources_server, ResourcesServerRef):
+            return compute_aggregate_metrics(body.verify_responses)
+        response = await self.server_client.post(
+            server_name=resources_server.name, url_path="/aggregate_metrics", json=body
+        )
+        await raise_for_status(response)
+        return AggregateMetrics.model_validate(await get_response_json(response))
