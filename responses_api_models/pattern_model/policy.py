@@ -1,0 +1,103 @@
+"""The policy: which calls an instruction asks for, and what to say next.
+
+A pure function of the conversation. The instruction is read clause by clause; each clause is matched with the
+offered tools by the words of their names and by the sense of verbs (to raise, to lower, to read). The plan is made
+anew at every turn, and the calls already made tell how far it has come. What can't be understood is refused, as a
+whole and in words: a wrong call would be worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from responses_api_models.pattern_model.arithmetic import solve_sum
+from responses_api_models.pattern_model.conversation import Conversation, Tool
+from responses_api_models.pattern_model.planning import CannotTellError, Planner, Step
+from responses_api_models.pattern_model.reading import Clause, clauses, tokenize
+from responses_api_models.pattern_model.tools import shape_of
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the model answers: calls, or else a text."""
+
+    steps: list[Step] = field(default_factory=list)
+    text: str = ""
+
+
+def decide(conversation: Conversation) -> Decision:
+    """Return the next turn of `conversation`."""
+    failed = next((call for call in conversation.calls if call.error), None)
+    if failed is not None:
+        return Decision(text=f"I stopped: {failed.name} answered with an error: {failed.error}")
+    try:
+        if not conversation.tools:
+            return Decision(text=_without_tools(conversation))
+        plan = make_plan(conversation.instruction, conversation.tools)
+    except CannotTellError as reason:
+        return Decision(text=f"I can't work out what to do: {reason}.")
+    done = [call.name for call in conversation.calls]
+    if done != [step.tool for step in plan[: len(done)]]:
+        return Decision(text="I can't work out how to go on from calls that I would not have made.")
+    upcoming = plan[len(done) :]
+    if not upcoming:
+        return Decision(text=_report(conversation))
+    batch = 1
+    while conversation.parallel and batch < len(upcoming) and upcoming[batch].tool == upcoming[0].tool:
+        batch += 1
+    return Decision(steps=upcoming[:batch])
+
+
+def make_plan(instruction: str, tools: Sequence[Tool]) -> list[Step]:
+    """Return the calls that `instruction` asks for, in order.
+
+    Raises:
+        CannotTellError: If it, or a part of it, is not understood.
+    """
+    planner = Planner([shape for shape in map(shape_of, tools) if shape is not None])
+    found = clauses(tokenize(instruction))
+    for at, clause in enumerate(found):
+        planner.take(clause, listed=_is_listed(found, at))
+    return planner.finish()
+
+
+def _is_listed(found: Sequence[Clause], at: int) -> bool:
+    """Whether a comma before the clause separates items of a list, which ends in "and": "Paris, Rome and Oslo"."""
+    for clause in found[at:]:
+        if clause is not found[at] and clause.mark not in ("", ","):
+            return False
+        if clause.connector == "and":
+            return True
+    return False
+
+
+def _without_tools(conversation: Conversation) -> str:
+    if conversation.calls:
+        return _report(conversation)
+    result = solve_sum(conversation.instruction)
+    if result is None:
+        raise CannotTellError("no tool is offered, and all I do without one is sums written out in digits")
+    return f"<answer>{result}</answer>" if "<answer>" in conversation.text else str(result)
+
+
+def _report(conversation: Conversation) -> str:
+    """Say what each tool answered, the last time it was called with these arguments."""
+    last: dict[tuple[str, str], str] = {(call.name, call.arguments): call.result or "" for call in conversation.calls}
+    told: dict[str, Any] = {}
+    for (name, _), result in last.items():
+        told.setdefault(name, []).append(_readable(result))
+    parts = [f"{name} answered {'; '.join(dict.fromkeys(answers))}." for name, answers in told.items()]
+    return " ".join(["Done.", *parts])
+
+
+def _readable(result: str) -> str:
+    try:
+        parsed = json.loads(result)
+    except ValueError:
+        return result.strip().rstrip(".")
+    if isinstance(parsed, dict) and parsed:
+        return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in parsed.items())
+    return json.dumps(parsed, ensure_ascii=False)
