@@ -1,0 +1,193 @@
+"""`gym env`: start servers, look at those that run, test components, begin a new environment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from nemo_gym.cli.options import Agent, AsJson, Configs, ModelType, Overrides, ResourcesServers
+from nemo_gym.cli.output import note, plain_table, result_console, work_console, write_json, write_line
+from nemo_gym.cli.rendering import ServerDisplay, server_table
+from nemo_gym.cli.scaffold import create_environment
+from nemo_gym.cli.selection import Components, component_folder, select
+from nemo_gym.cli.testing import TestResult, check_pytest, run_tests
+from nemo_gym.deployment import Deployment, StopSignals
+from nemo_gym.deployment.status import DeploymentStatus, deployment_statuses
+from nemo_gym.errors import UsageError
+from nemo_gym.global_config import GlobalConfig
+from nemo_gym.paths import COMPONENT_KINDS, iter_components
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, check, test and create environments.")
+
+START_EPILOG = """\
+Examples:
+
+gym env start --resources-server example_session_state_mgmt
+
+gym env start -r my_environment -m openai_model policy_model_name=my-model
+
+gym env start --config my.yaml my_environment.resources_servers.my_environment.num_workers=8
+
+Ctrl-C stops all servers; a second one kills them.
+"""
+STATUS_EPILOG = """\
+Examples:
+
+gym env status
+
+gym env status --json
+
+The exit code is 1 when a server does not answer.
+"""
+TEST_EPILOG = """\
+Examples:
+
+gym env test --resources-server example_session_state_mgmt
+
+gym env test --agent simple_agent --model-type pattern_model
+
+gym env test --all
+
+gym env test -r my_environment -- -x -k reward
+"""
+INIT_EPILOG = """\
+Example:
+
+gym env init --resources-server unit_converter
+"""
+
+
+@app.command(epilog=START_EPILOG)
+def start(
+    overrides: Overrides = None,
+    resources_server: ResourcesServers = None,
+    agent: Agent = None,
+    model_type: ModelType = None,
+    config: Configs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="When all are ready, print the servers as JSON.")] = False,
+) -> None:
+    """Start the servers of a configuration and keep them running until Ctrl-C."""
+    chosen = select(Components(resources_server or (), agent, model_type, config or (), overrides or ()))
+    asyncio.run(_run_servers(chosen.load(), as_json=as_json))
+
+
+async def _run_servers(config: GlobalConfig, *, as_json: bool) -> None:
+    deployment = Deployment(config, on_event=ServerDisplay(work_console(), len(config.instances)))
+    note(f"Starting {len(config.instances)} servers; their logs: {deployment.log_dir}")
+    async with StopSignals(), deployment:
+        if as_json:
+            write_json({"head_url": deployment.head_url, "servers": _describe(config)})
+        else:
+            result_console().print(server_table(config.instances.values()))
+            note(f"Ready. Head server: {deployment.head_url}. Ctrl-C stops all.", style="green")
+        await asyncio.Event().wait()
+
+
+def _describe(config: GlobalConfig) -> list[dict[str, object]]:
+    return [
+        {
+            "name": instance.name,
+            "kind": instance.kind,
+            "implementation": instance.implementation,
+            "url": instance.url,
+            "num_workers": instance.num_workers,
+        }
+        for instance in config.instances.values()
+    ]
+
+
+@app.command(epilog=STATUS_EPILOG)
+def status(as_json: AsJson = False) -> None:
+    """Show the running deployments of this user and whether their servers answer."""
+    found = asyncio.run(deployment_statuses())
+    if as_json:
+        write_json([{**asdict(one), "healthy": one.healthy} for one in found])
+    elif not found:
+        write_line("No deployment is running.")
+    for one in () if as_json else found:
+        _show_status(one)
+    if not all(one.healthy for one in found):
+        raise typer.Exit(1)
+
+
+def _show_status(status: DeploymentStatus) -> None:
+    record, console = status.record, result_console()
+    console.print(Text(f"Deployment {record.pid}, since {record.started_at}, in {record.working_dir}", style="bold"))
+    console.print(Text(f"head server {record.head_url}: {status.health}; logs: {record.log_dir}"))
+    console.print(
+        plain_table(
+            ("server", "kind", "workers", "address", "health"),
+            (
+                (one.name, one.kind, str(one.num_workers), one.url, Text(one.health, style=_health_style(one.health)))
+                for one in status.servers
+            ),
+        )
+    )
+
+
+def _health_style(health: str) -> str:
+    return "green" if health == "ok" else "bold red"
+
+
+@app.command("test", epilog=TEST_EPILOG)
+def run_component_tests(
+    pytest_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- PYTEST_ARGUMENTS]", help="Passed on to pytest.", show_default=False),
+    ] = None,
+    resources_server: Annotated[
+        list[str] | None,
+        typer.Option("--resources-server", "-r", metavar="NAME", help="Repeatable.", show_default=False),
+    ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", "-a", metavar="NAME", help="Repeatable.", show_default=False)
+    ] = None,
+    model_type: Annotated[
+        list[str] | None, typer.Option("--model-type", "-m", metavar="NAME", help="Repeatable.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Test every component that `gym list` shows.")] = False,
+) -> None:
+    """Run the tests that components bring along, each component's in a process of its own."""
+    named = zip(COMPONENT_KINDS, (resources_server, agent, model_type), strict=True)
+    folders = [component_folder(kind, name) for kind, names in named for name in names or ()]
+    if every:
+        folders = [folder for kind in COMPONENT_KINDS for folder in iter_components(kind)]
+    if not folders:
+        raise UsageError("say what to test: --resources-server NAME, --agent NAME, --model-type NAME or --all")
+    check_pytest()
+    results = []
+    for folder in folders:
+        note(f"Testing {folder}", style="bold")
+        results.append(run_tests(folder, pytest_arguments or ()))
+    _show_results(results, tolerate_no_tests=every)
+
+
+def _show_results(results: list[TestResult], *, tolerate_no_tests: bool) -> None:
+    styles = {"passed": "green", "failed": "bold red", "no tests": "yellow"}
+    rows = ((one.kind, one.name, Text(one.outcome, style=styles[one.outcome])) for one in results)
+    result_console().print(plain_table(("kind", "component", "tests"), rows))
+    accepted = {"passed", "no tests"} if tolerate_no_tests else {"passed"}
+    if any(one.outcome not in accepted for one in results):
+        raise typer.Exit(1)
+
+
+@app.command(epilog=INIT_EPILOG)
+def init(
+    resources_server: Annotated[
+        str, typer.Option("--resources-server", "-r", metavar="NAME", help="The new folder's name, in snake_case.")
+    ],
+) -> None:
+    """Create a new environment in ./resources_servers: small, stateful, tested, ready for several workers."""
+    files = create_environment(resources_server, Path.cwd() / "resources_servers")
+    for path in files:
+        write_line(str(path.relative_to(Path.cwd())))
+    note(
+        "\nNext:\n"
+        f"  gym env test --resources-server {resources_server}\n"
+        f"  gym eval run --resources-server {resources_server}"
+    )
