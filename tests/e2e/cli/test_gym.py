@@ -1,0 +1,183 @@
+"""The command `gym` from end to end: real servers, the embedded model, real signals, in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+GYM = [sys.executable, "-m", "nemo_gym.cli"]
+COUNTER = "example_session_state_mgmt"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def gym(here: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run([*GYM, *arguments], cwd=here, capture_output=True, text=True, timeout=180)
+    assert result.returncode == code, f"{arguments}\n{result.stdout}\n{result.stderr}"
+    return result
+
+
+@contextmanager
+def gym_running(here: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    log = here / "stderr.txt"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen([*GYM, *arguments], cwd=here, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rollout_keys(path: Path) -> Counter[tuple[int, int]]:
+    return Counter((line["_ng_task_index"], line["_ng_rollout_index"]) for line in read_lines(path))
+
+
+def processes_of_this_test() -> list[psutil.Process]:
+    """Every process that was started with this test's own state directory, other than the test itself."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.pid != os.getpid()
+                and process.environ().get("NEMO_GYM_STATE_DIR") == os.environ["NEMO_GYM_STATE_DIR"]
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it could be interrupted"
+        if path.is_file() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"no {count} lines in {path}")
+
+
+def test_the_counter_is_solved_by_the_embedded_model(here: Path) -> None:
+    result = gym(here, "eval", "run", "--resources-server", COUNTER)
+    (run_dir,) = (here / "results" / COUNTER).iterdir()
+    rollouts = read_lines(run_dir / "rollouts.jsonl")
+    assert len(rollouts) == 50
+    assert {line["reward"] for line in rollouts} == {1.0}
+    assert (run_dir / "rollouts_metrics.json").is_file()
+    assert "ready after" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "warning" not in result.stderr.lower()
+    assert processes_of_this_test() == []
+
+
+def test_a_program_gets_json(here: Path) -> None:
+    result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "3", "--output", "out.jsonl", "--json")
+    report = json.loads(result.stdout)
+    assert (report["total"], report["finished"], report["failed"]) == (3, 3, 0)
+    assert Path(report["files"]["rollouts"]) == here / "out.jsonl"
+    profile = json.loads(gym(here, "eval", "profile", "out.jsonl", "--json").stdout)
+    assert profile
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_is_resumed_without_loss_or_repetition(here: Path, signum: signal.Signals) -> None:
+    call = ["eval", "run", "-r", COUNTER, "--num-repeats", "16", "--output", "out.jsonl"]
+    output = here / "out.jsonl"
+    with gym_running(here, *call) as process:
+        wait_for_lines(output, 20, process)
+        servers = processes_of_this_test()
+        assert len(servers) >= 4
+        process.send_signal(signum)
+        code = process.wait(60)
+    assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
+    _, alive = psutil.wait_procs(servers, timeout=30)
+    assert not alive
+    if signum != signal.SIGKILL:
+        assert "To go on: the same call with --resume" in (here / "stderr.txt").read_text()
+    assert output.read_bytes().count(b"\n") < 800
+    gym(here, *call, code=2)
+    gym(here, *call, "--resume")
+    assert rollout_keys(output) == Counter({(task, rollout): 1 for task in range(50) for rollout in range(16)})
+    assert {line["reward"] for line in read_lines(output)} == {1.0}
+
+
+def test_a_new_environment_passes_its_tests_and_is_solved_on_two_workers(here: Path) -> None:
+    gym(here, "env", "init", "--resources-server", "my_tally")
+    assert "passed" in gym(here, "env", "test", "--resources-server", "my_tally").stdout
+    gym(here, "eval", "run", "--resources-server", "my_tally", "--num-repeats", "20")
+    (run_dir,) = (here / "results" / "my_tally").iterdir()
+    rollouts = read_lines(run_dir / "rollouts.jsonl")
+    assert len(rollouts) == 100
+    assert {line["reward"] for line in rollouts} == {1.0}
+
+
+def test_running_servers_are_seen_and_used_by_other_calls(here: Path) -> None:
+    with gym_running(here, "env", "start", "-r", COUNTER, "--json") as process:
+        assert process.stdout is not None
+        decoder, text = json.JSONDecoder(), ""
+        while True:
+            text += process.stdout.readline()
+            try:
+                started, _ = decoder.raw_decode(text)
+            except ValueError:
+                continue
+            break
+        (status,) = json.loads(gym(here, "env", "status", "--json").stdout)
+        assert status["healthy"]
+        assert {one["name"] for one in status["servers"]} == {one["name"] for one in started["servers"]}
+        assert "ok" in gym(here, "env", "status").stdout
+        gym(here, "eval", "run", "--no-serve", "--limit", "5", "--output", "one.jsonl")
+        gym(here, "eval", "run", "--no-serve", "--head-server", started["head_url"], "--limit", "5", "-o", "two.jsonl")
+        assert len(read_lines(here / "one.jsonl")) == len(read_lines(here / "two.jsonl")) == 5
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert processes_of_this_test() == []
+    assert json.loads(gym(here, "env", "status", "--json").stdout) == []
+
+
+def test_a_server_that_cannot_start_shows_why(here: Path) -> None:
+    gym(here, "env", "init", "--resources-server", "broken")
+    app = here / "resources_servers" / "broken" / "app.py"
+    app.write_text(app.read_text() + "\nraise ValueError('the answers are missing')\n")
+    text = app.read_text().replace('if __name__ == "__main__":', 'if __name__ == "never":')
+    app.write_text(text)
+    result = gym(here, "eval", "run", "-r", "broken", code=1)
+    assert "error: broken (resources_servers/broken) exited with code 1 while it was starting" in result.stderr
+    assert "cause: ValueError: the answers are missing" in result.stderr
+    assert processes_of_this_test() == []
+
+
+def test_a_server_that_dies_ends_the_run_and_says_so(here: Path) -> None:
+    call = ["eval", "run", "-r", COUNTER, "--num-repeats", "16", "--output", "out.jsonl"]
+    with gym_running(here, *call) as process:
+        wait_for_lines(here / "out.jsonl", 20, process)
+        (victim,) = [one for one in processes_of_this_test() if one.environ().get("NEMO_GYM_CONFIG_PATH") == COUNTER]
+        victim.kill()
+        assert process.wait(60) == 1
+    text = (here / "stderr.txt").read_text()
+    assert f"error: {COUNTER} (resources_servers/{COUNTER}) was killed by SIGKILL while it was running" in text
+    assert "To go on: the same call with --resume" in text
+    assert processes_of_this_test() == []
