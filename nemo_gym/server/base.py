@@ -137,7 +137,6 @@ def add_model_route(
         handler: A bound method; returns a model, or a ready `Response`.
         documented: The model that the route's documentation shows.
     """
-
     signature = inspect.signature(handler, eval_str=True)
     # A handler may set cookies and a status on a reply that FastAPI gives it for the purpose.
     given = next((name for name, it in signature.parameters.items() if it.annotation is Response), None)
