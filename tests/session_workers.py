@@ -265,8 +265,18 @@ def owned_cookie(worker_id: str, **kwargs: Any) -> str:
 
 @asynccontextmanager
 async def fake_owner(socket_dir: Path, behaviour: Callable[..., Any], worker_id: str = "f" * 32) -> AsyncIterator[str]:
-    """Stand as a worker that answers each connection with `behaviour(reader, writer)`; yields its cookie."""
-    server = await asyncio.start_unix_server(behaviour, worker_socket_path(socket_dir, worker_id))
+    """Stand as a worker that answers each connection with `behaviour(reader, writer)`; yields its cookie.
+
+    A connection that only asks whether anyone listens is no request.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await behaviour(reader, writer)
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_unix_server(answer, worker_socket_path(socket_dir, worker_id))
     try:
         yield owned_cookie(worker_id)
     finally:
@@ -277,3 +287,8 @@ def leave_stale_socket(socket_dir: Path, worker_id: str) -> None:
     """Leave behind what a killed worker leaves: a socket file that nobody listens on."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(worker_socket_path(socket_dir, worker_id)))
+
+
+def open_descriptors() -> int:
+    """Return how many file descriptors this process holds."""
+    return len(list(Path("/dev/fd").iterdir()))

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import orjson
 from starlette.types import Scope
+from yarl import URL
 
 HOP_HEADER: Final = b"x-nemo-gym-forwarded-client"
 
@@ -60,11 +61,28 @@ def describe_origin(scope: Scope) -> bytes:
     )
 
 
-def request_target(scope: Scope) -> tuple[str, str]:
-    """Return the path, with its percent-encoding as received, and the query string."""
+def owner_url(scope: Scope) -> URL:
+    """Return where to send a request of `scope`: its path and query with their percent-encoding as received."""
     raw_path = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
     query = scope["query_string"]
-    return raw_path.decode("latin-1"), query.decode("ascii") if query.isascii() else ""
+    return URL.build(
+        scheme="http",
+        host="localhost",
+        path=raw_path.decode("latin-1"),
+        query_string=query.decode("ascii") if query.isascii() else "",
+        encoded=True,
+    )
+
+
+def outgoing_headers(scope: Scope) -> list[tuple[str, str]]:
+    """Return the headers to send to the owner: the received end-to-end ones and the private one.
+
+    The framing of the body stays as the client announced it, for the owner's handler may look at it.
+    """
+    headers = end_to_end_headers(scope["headers"], keep=b"transfer-encoding")
+    sent = [(name, value) for name, value in headers if name != HOP_HEADER]
+    sent.append((HOP_HEADER, describe_origin(scope)))
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent]
 
 
 def restore_origin(scope: Scope) -> None:

@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -197,7 +198,8 @@ class _PrivateDoor:
 class PrivateServer:
     """Serves an application on a worker's private socket, on the running event loop.
 
-    It takes no signals, runs no lifespan, adds no `date` or `server` header, and serves no WebSockets.
+    It takes no signals, runs no lifespan, and adds no `date` or `server` header. Of WebSockets, which need the package
+    `websockets` here as they do in the server that accepted them, it limits and pings none: that server does.
 
     Args:
         app: The whole application, so that a request meets the same middleware wherever it was received.
@@ -213,7 +215,10 @@ class PrivateServer:
             _PrivateDoor(app),
             uds=os.fspath(path),
             http="httptools",
-            ws="none",
+            ws="auto",
+            ws_max_size=sys.maxsize,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
             lifespan="off",
             interface="asgi3",
             log_config=None,

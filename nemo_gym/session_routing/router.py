@@ -22,13 +22,9 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.session_routing.forwarding import (
-    Forwarder,
-    NoReplyError,
-    OutOfDescriptorsError,
-    OwnerGoneError,
-)
+from nemo_gym.session_routing.forwarding import Forwarder
 from nemo_gym.session_routing.hop import ARRIVED_KEY
+from nemo_gym.session_routing.owner_pool import NoReplyError, OutOfDescriptorsError, OwnerGoneError
 from nemo_gym.session_routing.ownership import (
     ClaimReader,
     SessionOwnerMiddleware,
@@ -61,7 +57,7 @@ class RoutingStatistics:
     """What a worker's router has done since it started.
 
     Attributes:
-        served_here: Requests answered by this worker, the forwarded ones it received for its sessions included.
+        served_here: Requests and WebSockets answered by this worker, those that others forwarded to it included.
         arrived: Those of them that other workers forwarded.
         forwarded: Requests that this worker forwarded to their owner.
         lost: Requests answered with 410.
@@ -141,15 +137,13 @@ class SessionRoutingMiddleware:
         claim = self._claims.read(scope)
         if claim.expired:
             self._lost += 1
-            await _reply(scope, receive, send, lost_session_reply(LostReason.SESSION_EXPIRED))
+            await _answer(lost_session_reply(LostReason.SESSION_EXPIRED), scope, receive, send)
         elif arrived or claim.owner is None or claim.owner == self.worker_id:
             self._served_here += 1
             self._arrived += arrived
             if claim.headers is not None:
                 scope["headers"] = claim.headers
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await _reply(scope, receive, send, _no_websockets_reply())
         else:
             await self._forward(claim.owner, scope, receive, send)
 
@@ -174,7 +168,7 @@ class SessionRoutingMiddleware:
                 {"detail": "The session's worker closed the connection without a reply; the request may have run."},
                 status_code=502,
             )
-        await reply(scope, receive, send)
+        await _answer(reply, scope, receive, send)
 
     async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application's lifespan with the private server's within it."""
@@ -298,17 +292,9 @@ def _session_middleware_position(app: Starlette, cookie: str, secret: str, max_a
     return position
 
 
-async def _reply(scope: Scope, receive: Receive, send: Send, response: JSONResponse) -> None:
-    """Send a reply to an HTTP request, or refuse a WebSocket with it."""
-    if scope["type"] == "websocket":
-        await receive()
-        if "websocket.http.response" not in scope.get("extensions", {}):
-            reason = "the session is lost" if response.status_code == 410 else "not on this worker"
-            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": reason})
-            return
-    await response(scope, receive, send)
-
-
-def _no_websockets_reply() -> JSONResponse:
-    detail = "This session is held by another worker, and WebSockets are not routed between workers yet."
-    return JSONResponse({"detail": detail}, status_code=501)
+async def _answer(reply: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an HTTP request, or the upgrade to a WebSocket: by closing where the server can't send a reply to it."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": f"status {reply.status_code}"})
+    else:
+        await reply(scope, receive, send)

@@ -15,10 +15,9 @@ from starlette.applications import Starlette
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
-from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import Message
-from starlette.websockets import WebSocket
 
 from nemo_gym.session_routing import (
     SESSION_OWNER_KEY,
@@ -52,6 +51,7 @@ def session_of(cookie: str) -> dict[str, Any]:
     return session
 
 
+@pytest.mark.promise("stamped")
 async def test_a_new_session_is_served_here_and_stamped_with_this_worker(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (first, second):
         reply = await first.request("/seed", method="POST")
@@ -60,6 +60,7 @@ async def test_a_new_session_is_served_here_and_stamped_with_this_worker(socket_
         assert second.router.statistics().served_here == 0
 
 
+@pytest.mark.promise("reaches-its-owner")
 async def test_every_request_of_many_sessions_reaches_its_owner_from_any_worker(socket_dir: Path) -> None:
     async with running_workers(socket_dir, 3) as workers:
 
@@ -77,6 +78,7 @@ async def test_every_request_of_many_sessions_reaches_its_owner_from_any_worker(
         assert all(worker.router.statistics().forwarded == 20 for worker in workers)
 
 
+@pytest.mark.promise("one-set-cookie")
 async def test_a_forwarded_reply_carries_only_the_owners_cookie(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (first, second):
         cookie = (await first.request("/seed", method="POST")).cookie
@@ -85,18 +87,21 @@ async def test_a_forwarded_reply_carries_only_the_owners_cookie(socket_dir: Path
         assert session_of(again.cookie)[SESSION_OWNER_KEY] == first.worker_id
 
 
+@pytest.mark.promise("one-set-cookie")
 async def test_a_request_that_writes_no_session_sets_no_cookie(socket_dir: Path) -> None:
     async with running_workers(socket_dir, 1) as (worker,):
         assert (await worker.request("/health")).all("set-cookie") == []
         assert (await worker.request("/anything")).all("set-cookie") == []
 
 
+@pytest.mark.promise("one-set-cookie")
 async def test_a_session_that_is_only_read_is_not_signed_again(socket_dir: Path) -> None:
     async with running_workers(socket_dir, 1) as (worker,):
         cookie = (await worker.request("/seed", method="POST")).cookie
         assert (await worker.request("/count", method="POST", cookie=cookie)).all("set-cookie") == []
 
 
+@pytest.mark.promise("adopted")
 async def test_a_session_that_nobody_stamped_is_adopted(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (first, second):
         unowned = signed_cookie({"id": "from a single worker"})
@@ -106,6 +111,7 @@ async def test_a_session_that_nobody_stamped_is_adopted(socket_dir: Path) -> Non
         assert followed.json() == {"count": 2, "worker": second.worker_id}
 
 
+@pytest.mark.promise("stamped")
 async def test_what_another_middleware_writes_into_the_session_is_stamped_too(socket_dir: Path) -> None:
     class WritesAtReply:
         def __init__(self, app: Any) -> None:
@@ -127,6 +133,7 @@ async def test_what_another_middleware_writes_into_the_session_is_stamped_too(so
     assert session == {"session_id": "late", SESSION_OWNER_KEY: worker.worker_id}
 
 
+@pytest.mark.promise("private-is-here")
 async def test_a_request_over_the_private_socket_is_served_here_whatever_its_cookie_says(socket_dir: Path) -> None:
     async with running_workers(socket_dir, 1) as (worker,):
         reader, writer = await asyncio.open_unix_connection(worker_socket_path(socket_dir, worker.worker_id))
@@ -139,6 +146,7 @@ async def test_a_request_over_the_private_socket_is_served_here_whatever_its_coo
         assert worker.router.statistics().arrived == 1
 
 
+@pytest.mark.promise("one-worker-unchanged")
 async def test_without_an_install_there_is_no_middleware_no_socket_and_no_extra_key() -> None:
     app = make_app()
     app.state.worker_id = None
@@ -148,6 +156,7 @@ async def test_without_an_install_there_is_no_middleware_no_socket_and_no_extra_
     assert [str(middleware.cls) for middleware in app.user_middleware] == [str(SessionMiddleware)]
 
 
+@pytest.mark.promise("mcp-token")
 class TestMcp:
     serializer = itsdangerous.URLSafeTimedSerializer("token secret", salt="mcp")
 
@@ -200,42 +209,12 @@ class TestMcp:
         assert (await worker.request("/mcp", headers=[self.token("b" * 32)])).status == 410
 
 
-class TestWebSockets:
-    @staticmethod
-    async def talk(websocket: WebSocket) -> None:
-        await websocket.accept()
-        await websocket.send_text("hello")
-        await websocket.close()
-
-    def app(self, socket_dir: Path) -> tuple[Starlette, str]:
-        app = Starlette(routes=[WebSocketRoute("/ws", self.talk)])
-        app.add_middleware(SessionMiddleware, secret_key=SECRET, session_cookie=COOKIE)
-        return app, install_session_routing(app, socket_dir=socket_dir, session_cookie=COOKIE, secret_key=SECRET)
-
-    def test_one_whose_session_is_here_or_new_is_served(self, socket_dir: Path) -> None:
-        app, worker_id = self.app(socket_dir)
-        with TestClient(app) as client:
-            for headers in [{}, {"cookie": owned_cookie(worker_id)}]:
-                with client.websocket_connect("/ws", headers=headers) as websocket:
-                    assert websocket.receive_text() == "hello"
-
-    def test_one_whose_session_is_elsewhere_is_refused(self, socket_dir: Path) -> None:
-        app, _ = self.app(socket_dir)
-        with (
-            TestClient(app) as client,
-            pytest.raises(WebSocketDenialResponse) as refusal,
-            client.websocket_connect("/ws", headers={"cookie": owned_cookie("a" * 32)}),
-        ):
-            pass
-        assert refusal.value.status_code == 501
-        assert "WebSockets are not routed" in refusal.value.json()["detail"]
-
-
 class TestInstall:
     def test_wants_the_session_middleware_first(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="add SessionMiddleware before"):
             install_session_routing(Starlette(), socket_dir=tmp_path, session_cookie=COOKIE, secret_key=SECRET)
 
+    @pytest.mark.promise("mismatch-refused")
     @pytest.mark.parametrize(
         "wrong",
         [{"session_cookie": "other"}, {"secret_key": "other"}, {"max_age": 5}, {"secret_key": ["other", SECRET]}],
@@ -250,11 +229,13 @@ class TestInstall:
         with pytest.raises(ValueError, match="secret"):
             install_session_routing(make_app(), socket_dir=tmp_path, session_cookie=COOKIE, secret_key=secret)
 
+    @pytest.mark.promise("id-per-process")
     def test_gives_each_worker_its_own_id(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"socket_dir": tmp_path, "session_cookie": COOKIE, "secret_key": SECRET}
         assert install_session_routing(make_app(), **options) != install_session_routing(make_app(), **options)
 
 
+@pytest.mark.promise("application-errors")
 async def test_errors_of_the_application_are_answered_by_its_own_error_handler_wherever_received(
     socket_dir: Path,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,15 @@ NO_OWNER = {
 }
 
 
-async def test_a_cookie_without_a_genuine_owner_is_served_here_and_is_never_an_error(worker: Worker) -> None:
+@pytest.mark.promise("bad-input")
+async def test_a_cookie_without_a_genuine_owner_is_served_here_and_is_never_an_error(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     before = worker.router.statistics().forwarded
     for name, cookie in NO_OWNER.items():
         reply = await worker.request("/count", method="POST", cookie=cookie)
         assert (reply.status, reply.json()["worker"]) == (200, worker.worker_id), name
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
     assert worker.router.statistics().forwarded == before
 
 
@@ -120,11 +125,13 @@ GENUINE_FORMS = {
 }
 
 
+@pytest.mark.promise("same-cookie-as-starlette")
 async def test_a_genuine_owner_is_found_in_every_form_that_starlette_reads(worker: Worker) -> None:
     for name, cookie in GENUINE_FORMS.items():
         assert (await worker.request("/", cookie=cookie)).status == 410, name
 
 
+@pytest.mark.promise("same-cookie-as-starlette")
 async def test_of_several_cookie_headers_the_one_that_starlette_takes_decides(pair: tuple[Worker, Worker]) -> None:
     first, second = pair
     mine, other = owned_cookie(first.worker_id), owned_cookie(second.worker_id)
@@ -133,6 +140,7 @@ async def test_of_several_cookie_headers_the_one_that_starlette_takes_decides(pa
         assert reply.json()["worker"] == owner.worker_id, cookies
 
 
+@pytest.mark.promise("expired-is-410", "typed-410")
 async def test_a_genuine_cookie_out_of_its_time_is_an_expired_session(pair: tuple[Worker, Worker]) -> None:
     first, second = pair
     before = [dict(worker.app.state.counts) for worker in pair]
@@ -147,6 +155,7 @@ async def test_a_genuine_cookie_out_of_its_time_is_an_expired_session(pair: tupl
     assert [worker.app.state.counts for worker in pair] == before
 
 
+@pytest.mark.promise("expired-is-410")
 async def test_a_cookie_that_is_nearly_too_old_is_still_good(pair: tuple[Worker, Worker]) -> None:
     first, second = pair
     cookie = owned_cookie(second.worker_id, age=FORTNIGHT - 30)
@@ -160,6 +169,7 @@ async def test_an_expired_cookie_that_names_no_owner_starts_a_new_session(worker
     assert reply.cookie != cookie
 
 
+@pytest.mark.promise("secrets-rotate")
 async def test_cookies_of_an_earlier_secret_keep_their_session_and_their_age(socket_dir: Path) -> None:
     def app() -> Starlette:
         app = Starlette(routes=[Route("/count", count, methods=["POST"])])
@@ -180,6 +190,7 @@ async def test_cookies_of_an_earlier_secret_keep_their_session_and_their_age(soc
         assert (await second.request("/count", method="POST", cookie=old)).status == 410
 
 
+@pytest.mark.promise("request-unchanged")
 async def test_the_other_cookies_of_a_request_stay_when_the_session_cookie_is_replaced(worker: Worker) -> None:
     bad = f"x=1; {signed_cookie([1])}; y=2"
     reply = await worker.request("/", headers=[("cookie", bad), ("cookie", "z=3"), ("cookie", signed_cookie(3))])

@@ -51,6 +51,7 @@ def without(seen: dict[str, Any], *keys: str) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.promise("request-unchanged", "target-untouched")
 async def test_the_target_passes_as_it_was_written(pair: tuple[Worker, Worker]) -> None:
     targets = [
         "/", "/a%2fb", "/a%2Fb%252f", "/%2e%2e/x", "/./a/../b", "//double//slash", "/a;p=1,2", "/%C3%A9%ff", "/a+b%20c",
@@ -66,6 +67,7 @@ async def test_the_target_passes_as_it_was_written(pair: tuple[Worker, Worker]) 
     assert here.router.statistics().forwarded == before + len(targets)
 
 
+@pytest.mark.promise("request-unchanged")
 async def test_every_method_passes(pair: tuple[Worker, Worker]) -> None:
     here, there = pair
     for method in METHODS:
@@ -75,6 +77,7 @@ async def test_every_method_passes(pair: tuple[Worker, Worker]) -> None:
             assert forwarded.json()["method"] == method
 
 
+@pytest.mark.promise("request-unchanged", "hop-by-hop-only")
 async def test_headers_pass_with_their_order_and_repetitions(pair: tuple[Worker, Worker]) -> None:
     headers = [
         ("X-First", "1"), ("accept", "*/*"), ("x-double", "a"), ("X-Then", "b, c"), ("x-double", "d"), ("x-empty", ""),
@@ -90,6 +93,7 @@ async def test_headers_pass_with_their_order_and_repetitions(pair: tuple[Worker,
     assert forwarded.json()["headers"] == end_to_end
 
 
+@pytest.mark.promise("hop-by-hop-only")
 async def test_headers_that_connection_names_stay_on_their_hop(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (here, there), await here.connect() as connection:
         headers = [("host", "h"), ("cookie", owned_cookie(there.worker_id)), ("x-mine", "1"), ("x-yours", "2")]
@@ -99,12 +103,14 @@ async def test_headers_that_connection_names_stay_on_their_hop(socket_dir: Path)
     assert not {"x-mine", "connection"} & set(names)
 
 
+@pytest.mark.promise("hop-by-hop-only")
 async def test_no_header_is_added(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (here, there), await here.connect() as connection:
         connection.send_head("POST", "/", [("cookie", owned_cookie(there.worker_id))])
         assert [name for name, _ in (await connection.reply()).json()["headers"]] == ["cookie"]
 
 
+@pytest.mark.promise("large-reply-headers")
 async def test_hundreds_of_large_reply_headers_pass(socket_dir: Path) -> None:
     async def many(_: Request) -> Response:
         response = Response("ok")
@@ -131,6 +137,7 @@ def replying(status: int, body: bytes = b"", **headers: str) -> Route:
     return Route(f"/reply/{status}", reply, methods=["GET", "HEAD"])
 
 
+@pytest.mark.promise("reply-unchanged")
 async def test_status_reply_headers_and_body_pass_untouched(socket_dir: Path) -> None:
     gzip_lookalike = b"\x1f\x8b not really compressed"
     routes = [
@@ -145,6 +152,7 @@ async def test_status_reply_headers_and_body_pass_untouched(socket_dir: Path) ->
                 assert forwarded == direct, (route.path, method)
 
 
+@pytest.mark.promise("any-framing")
 async def test_bodies_of_every_framing_pass(pair: tuple[Worker, Worker]) -> None:
     here, there = pair
     cookie = ("cookie", owned_cookie(there.worker_id))
@@ -162,6 +170,7 @@ async def test_bodies_of_every_framing_pass(pair: tuple[Worker, Worker]) -> None
         assert [name for name, _ in seen["headers"]] == ["host", "transfer-encoding", "cookie"]
 
 
+@pytest.mark.promise("any-framing")
 async def test_a_body_that_the_client_offers_is_asked_for_by_the_owner_only(socket_dir: Path) -> None:
     async def refuse(_: Request) -> Response:
         return Response("too large", status_code=413)
@@ -181,6 +190,7 @@ async def test_a_body_that_the_client_offers_is_asked_for_by_the_owner_only(sock
             assert base64.b64decode((await connection.reply()).json()["body"]) == b"hello"
 
 
+@pytest.mark.promise("callers-address")
 async def test_the_handler_sees_the_clients_address_as_if_it_had_accepted_it(socket_dir: Path) -> None:
     async with running_workers(socket_dir) as (here, there), await here.connect() as connection:
         own = list(connection.writer.get_extra_info("sockname"))
@@ -191,6 +201,18 @@ async def test_the_handler_sees_the_clients_address_as_if_it_had_accepted_it(soc
     assert (seen["scheme"], seen["root_path"]) == ("http", "")
 
 
+@pytest.mark.promise("callers-address")
+async def test_the_handler_sees_which_http_version_the_client_speaks(pair: tuple[Worker, Worker]) -> None:
+    there = pair[1]
+    for worker in pair:
+        async with await worker.connect() as connection:
+            connection.writer.write(f"GET / HTTP/1.0\r\ncookie: {owned_cookie(there.worker_id)}\r\n\r\n".encode())
+            seen = (await connection.reply()).json()
+        assert (seen["worker"], seen["http_version"]) == (there.worker_id, "1.0")
+        assert [name for name, _ in seen["headers"]] == ["cookie"]
+
+
+@pytest.mark.promise("private-header")
 @pytest.mark.parametrize("value", ['[["203.0.113.9",1],null,"https","","1.1",null]', "garbage", "\xff"])
 async def test_a_private_header_from_outside_is_removed_and_not_believed(
     pair: tuple[Worker, Worker], value: str
@@ -205,6 +227,7 @@ async def test_a_private_header_from_outside_is_removed_and_not_believed(
         assert dict(seen["headers"])["x-other"] == "1"
 
 
+@pytest.mark.promise("lifespan-once")
 async def test_the_lifespans_state_is_there_for_forwarded_requests(socket_dir: Path) -> None:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
@@ -221,6 +244,7 @@ async def test_the_lifespans_state_is_there_for_forwarded_requests(socket_dir: P
         assert forwarded.body == direct.body == b"from the lifespan"
 
 
+@pytest.mark.promise("no-connection-limit")
 async def test_three_hundred_slow_forwards_run_at_once(socket_dir: Path) -> None:
     waiting = 0
     everyone = asyncio.Event()
@@ -241,6 +265,7 @@ async def test_three_hundred_slow_forwards_run_at_once(socket_dir: Path) -> None
 
 
 class TestStreaming:
+    @pytest.mark.promise("streams")
     async def test_an_event_reaches_the_client_when_the_owner_sends_it(self, socket_dir: Path) -> None:
         go_on = asyncio.Event()
 
@@ -263,6 +288,7 @@ class TestStreaming:
             assert await connection.chunk() == b"data: 2\n\n"
             assert await connection.chunk() == b""
 
+    @pytest.mark.promise("streams")
     async def test_both_directions_flow_at_once(self, socket_dir: Path) -> None:
         class Echo:
             async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -286,6 +312,7 @@ class TestStreaming:
             connection.writer.write(b"0\r\n\r\n")
             assert await connection.chunk() == b""
 
+    @pytest.mark.promise("back-pressure")
     async def test_a_download_waits_for_a_client_that_does_not_read(self, socket_dir: Path) -> None:
         sent = 0
         total = 64 * MEGABYTE
@@ -314,6 +341,7 @@ class TestStreaming:
                 received += len(chunk)
             assert received == total
 
+    @pytest.mark.promise("back-pressure")
     async def test_an_upload_waits_for_a_handler_that_does_not_read(self, socket_dir: Path) -> None:
         total = 64 * MEGABYTE
         read_on = asyncio.Event()
@@ -350,6 +378,7 @@ class TestStreaming:
             await writing
             assert (await connection.reply()).body.decode() == hashlib.sha256(bytes(total)).hexdigest()
 
+    @pytest.mark.promise("streams")
     async def test_a_reply_before_the_end_of_the_upload_reaches_the_client(self, socket_dir: Path) -> None:
         async def hasty(_: Request) -> Response:
             return Response("enough")
@@ -372,6 +401,7 @@ async def settled(value: Any) -> None:
         await asyncio.sleep(0.15)
 
 
+@pytest.mark.promise("client-leaves")
 class TestClientGoesAway:
     """The owner's handler learns it through the connection that the forwarding worker closes."""
 

@@ -32,6 +32,7 @@ from tests.session_workers import (
     fake_owner,
     leave_stale_socket,
     make_app,
+    open_descriptors,
     owned_cookie,
     running_workers,
 )
@@ -76,6 +77,7 @@ def assert_gone(reply: Reply, *, may_have_run: bool = False) -> None:
         assert words in body["detail"]
 
 
+@pytest.mark.promise("gone-is-410")
 class TestGone:
     async def test_a_worker_that_never_was_or_left_no_socket(self, worker: Worker, gone: str) -> None:
         before = worker.router.statistics().lost
@@ -91,12 +93,14 @@ class TestGone:
                 assert_gone(await first.request("/count", method="POST", cookie=cookie))
             assert first.router.statistics().open_pools == 0
 
+    @pytest.mark.promise("typed-410")
     async def test_a_worker_that_was_killed_and_left_its_socket(
         self, socket_dir: Path, worker: Worker, gone: str
     ) -> None:
         leave_stale_socket(socket_dir, gone)
         assert_gone(await worker.request("/count", method="POST", body=b"x" * 99_999, cookie=owned_cookie(gone)))
 
+    @pytest.mark.promise("own-sockets-only")
     @pytest.mark.parametrize("kind", ["file", "fifo", "directory", "link to a live socket", "dangling link"])
     async def test_what_is_no_socket_of_ours_is_not_touched(
         self, socket_dir: Path, worker: Worker, kind: str, gone: str
@@ -113,6 +117,7 @@ class TestGone:
         assert_gone(await worker.request("/count", method="POST", cookie=owned_cookie(gone)))
         assert worker.router.statistics().arrived == 0
 
+    @pytest.mark.promise("typed-410")
     async def test_a_lost_head_request_has_the_header(self, worker: Worker, gone: str) -> None:
         reply = await worker.request("/x", method="HEAD", cookie=owned_cookie(gone))
         assert (reply.status, reply.all(SESSION_LOST_HEADER)) == (410, ["worker_gone"])
@@ -126,6 +131,7 @@ class TestGone:
 
 
 class TestDiesAfterItTookTheRequest:
+    @pytest.mark.promise("died-after-taking", "typed-410")
     async def test_without_a_reply(self, socket_dir: Path, worker: Worker, gone: str) -> None:
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -137,6 +143,7 @@ class TestDiesAfterItTookTheRequest:
                 reply = await worker.request("/x", method=method, cookie=cookie)
                 assert_gone(reply, may_have_run=True)
 
+    @pytest.mark.promise("broken-reply-shows")
     @pytest.mark.parametrize("framing", [b"content-length: 99", b"transfer-encoding: chunked"])
     async def test_in_the_middle_of_its_reply(self, socket_dir: Path, worker: Worker, framing: bytes) -> None:
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,6 +159,7 @@ class TestDiesAfterItTookTheRequest:
         assert not reply.complete
 
 
+@pytest.mark.promise("no-reply-is-502", "sent-once")
 async def test_an_owner_that_runs_but_closes_the_connection_is_not_gone_and_not_asked_again(
     socket_dir: Path, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,6 +180,7 @@ async def test_an_owner_that_runs_but_closes_the_connection_is_not_gone_and_not_
 
 
 class TestBusy:
+    @pytest.mark.promise("busy-is-not-gone")
     async def test_a_full_backlog_is_waited_for(self, socket_dir: Path, worker: Worker, gone: str) -> None:
         async with full_backlog(worker_socket_path(socket_dir, gone)) as (listening, waiting):
             client = asyncio.create_task(worker.request("/x", cookie=owned_cookie(gone)))
@@ -183,6 +192,7 @@ class TestBusy:
                 reply = await client
         assert (reply.status, reply.body) == (200, b"ok")
 
+    @pytest.mark.promise("busy-is-not-gone")
     async def test_a_full_backlog_of_a_worker_that_then_dies_is_gone(
         self, socket_dir: Path, worker: Worker, gone: str
     ) -> None:
@@ -192,6 +202,7 @@ class TestBusy:
             listening.close()
             assert_gone(await client)
 
+    @pytest.mark.promise("busy-is-not-gone")
     async def test_a_frozen_owner_is_waited_for_until_it_is_replaced(
         self, socket_dir: Path, worker: Worker, gone: str
     ) -> None:
@@ -202,6 +213,7 @@ class TestBusy:
             frozen.close()
             assert_gone(await client, may_have_run=True)
 
+    @pytest.mark.promise("busy-is-not-gone", "client-leaves")
     async def test_a_frozen_owner_is_waited_for_no_longer_than_the_client_does(
         self, socket_dir: Path, worker: Worker, gone: str
     ) -> None:
@@ -214,6 +226,7 @@ class TestBusy:
                 while await asyncio.get_running_loop().sock_recv(accepted, 65_536):
                     pass
 
+    @pytest.mark.promise("no-descriptors-is-503")
     async def test_no_descriptors_left_is_said_as_503(
         self, socket_dir: Path, worker: Worker, caplog: pytest.LogCaptureFixture, gone: str
     ) -> None:
@@ -277,6 +290,7 @@ async def full_backlog(path: Path) -> AsyncIterator[tuple[socket.socket, list[so
                 sock.close()
 
 
+@pytest.mark.promise("nothing-left-behind")
 async def test_many_dead_owners_leave_nothing_behind(tmp_socket_dir: Path) -> None:
     writers: list[asyncio.StreamWriter] = []
 
@@ -304,10 +318,20 @@ async def test_many_dead_owners_leave_nothing_behind(tmp_socket_dir: Path) -> No
         assert worker.router.statistics().open_pools == 0
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
+@pytest.mark.promise("nothing-left-behind")
+async def test_thousands_of_dead_owners_leave_nothing_behind(tmp_socket_dir: Path) -> None:
+    async with running_workers(tmp_socket_dir, 1) as (worker,), await worker.connect() as connection:
+        connection.send_head("GET", "/health", [("host", "h")])
+        await connection.reply()
+        descriptors = open_descriptors()
+        for number in range(2_000):
+            connection.send_head("GET", "/x", [("host", "h"), ("cookie", owned_cookie(f"{number:032x}"))])
+            assert (await connection.reply()).status == 410
+        assert worker.router.statistics().open_pools == 0
+        assert open_descriptors() == descriptors
 
 
+@pytest.mark.promise("graceful-stop")
 async def test_a_worker_that_stops_finishes_the_requests_that_others_forwarded_to_it(socket_dir: Path) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -328,6 +352,7 @@ async def test_a_worker_that_stops_finishes_the_requests_that_others_forwarded_t
         await stopping
 
 
+@pytest.mark.promise("graceful-stop")
 async def test_a_worker_stops_although_a_forwarded_request_does_not(socket_dir: Path) -> None:
     begun = asyncio.Event()
 

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from nemo_gym.session_routing import create_socket_dir, remove_socket_dir
 from tests.session_workers import METHODS, Reply, Worker, make_app, owned_cookie, running_workers
@@ -58,9 +61,8 @@ async def make_reply(request: Request) -> Response:
 @pytest.fixture(scope="module")
 async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
     socket_dir = create_socket_dir()
-    async with running_workers(
-        socket_dir, 2, lambda: make_app(Route("/make", make_reply, methods=["POST"])), limit=120
-    ) as (
+    routes: list[Any] = [Route("/make", make_reply, methods=["POST"]), WebSocketRoute("/talk", say_and_close)]
+    async with running_workers(socket_dir, 2, lambda: make_app(*routes), limit=120) as (
         here,
         there,
     ):
@@ -77,6 +79,7 @@ def as_seen(reply: Reply) -> tuple[int, list[tuple[str, str]], dict[str, Any] | 
     return reply.status, kept, seen
 
 
+@pytest.mark.promise("request-unchanged", "target-untouched")
 @settings(max_examples=120, deadline=None)
 @given(method=st.sampled_from(METHODS), target=targets, headers=headers, body=bodies)
 async def test_the_owner_sees_any_request_as_if_it_had_received_it(
@@ -93,6 +96,7 @@ async def test_the_owner_sees_any_request_as_if_it_had_received_it(
     assert as_seen(forwarded) == as_seen(direct)
 
 
+@pytest.mark.promise("reply-unchanged")
 @settings(max_examples=80, deadline=None)
 @given(
     status=st.sampled_from([200, 201, 204, 206, 302, 304, 404, 410, 429, 500, 503, 599]),
@@ -114,3 +118,37 @@ async def test_the_client_gets_any_reply_as_if_the_owner_had_sent_it(
         reply.headers = [header for header in reply.headers if header[0] != "date"]
     assert replies[0] == replies[1]
     assert replies[0].body == b"".join(chunks)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: text != "close")
+messages = st.lists(st.one_of(texts, st.binary()), max_size=6)
+ends = st.tuples(
+    st.one_of(st.sampled_from([1000, 1001, 1003, 1008, 1011, 1013]), st.integers(3000, 4999)),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(lambda text: len(text.encode()) <= 123),
+)
+
+
+async def say_and_close(websocket: WebSocket) -> None:
+    """Echo what comes, until the client says how to close."""
+    await websocket.accept()
+    while (message := await websocket.receive()).get("text") != "close":
+        await websocket.send({**message, "type": "websocket.send"})
+    end = await websocket.receive_json()
+    await websocket.close(*end)
+
+
+@pytest.mark.promise("websocket-messages", "websocket-ends")
+@settings(max_examples=60, deadline=None)
+@given(messages=messages, end=ends)
+async def test_a_websocket_passes_any_messages_and_any_end(
+    pair: tuple[Worker, Worker], messages: list[str | bytes], end: tuple[int, str]
+) -> None:
+    here, there = pair
+    headers = [("cookie", owned_cookie(there.worker_id))]
+    async with connect(f"ws://127.0.0.1:{here.port}/talk", additional_headers=headers, proxy=None) as connection:
+        for message in [*messages, "close", json.dumps(end)]:
+            await connection.send(message)
+        assert [await connection.recv() for _ in messages] == messages
+        with pytest.raises(ConnectionClosed):
+            await connection.recv()
+    assert (connection.close_code, connection.close_reason) == end

@@ -44,6 +44,7 @@ def mode(path: Path) -> int:
 
 
 class TestDirectory:
+    @pytest.mark.promise("directory-private")
     def test_is_private_short_and_new_each_time(self) -> None:
         first, second = create_socket_dir(), create_socket_dir()
         assert first != second
@@ -55,6 +56,7 @@ class TestDirectory:
             assert not path.exists()
             remove_socket_dir(path)
 
+    @pytest.mark.promise("directory-falls-back")
     def test_falls_back_to_the_next_folder(self, parent: Path, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.write_text("")
@@ -63,6 +65,7 @@ class TestDirectory:
         assert create_socket_dir(tmp_path / "missing", file, too_long, parent).parent == parent
         assert list(too_long.iterdir()) == []
 
+    @pytest.mark.promise("directory-falls-back")
     def test_names_the_setting_and_each_cause_when_no_folder_can_be_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -79,6 +82,7 @@ class TestDirectory:
         assert create_socket_dir().parent == parent
 
 
+@pytest.mark.promise("directory-swept")
 class TestSweep:
     def test_takes_what_a_killed_process_left_and_leaves_what_is_in_use(self, parent: Path) -> None:
         in_use = create_socket_dir(parent)
@@ -114,6 +118,7 @@ class TestSweep:
 
 
 class TestPrivateServer:
+    @pytest.mark.promise("private-server-life")
     def test_starts_after_the_applications_start_and_stops_before_its_end(self, parent: Path) -> None:
         there: list[bool] = []
 
@@ -131,6 +136,7 @@ class TestPrivateServer:
         assert there == [False, False]
         assert not path.exists()
 
+    @pytest.mark.promise("private-server-life")
     def test_that_cannot_start_fails_the_applications_start_and_still_ends_its_lifespan(self, parent: Path) -> None:
         steps: list[str] = []
 
@@ -148,12 +154,14 @@ class TestPrivateServer:
             pass
         assert steps == ["start", "end"]
 
+    @pytest.mark.promise("id-per-process")
     def test_refuses_an_id_that_another_process_has(self, parent: Path) -> None:
         app = make_app()
         leave_stale_socket(parent, install_session_routing(app, socket_dir=parent, **INSTALL))
         with pytest.raises(RuntimeError, match="call install_session_routing in each worker"), TestClient(app):
             pass
 
+    @pytest.mark.promise("lifespan-once")
     async def test_runs_the_applications_lifespan_only_once(self, parent: Path) -> None:
         runs = 0
 
