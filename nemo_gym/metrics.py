@@ -263,7 +263,7 @@ def mean_and_standard_error(task_means: Sequence[float]) -> tuple[float, float |
     """
     if not task_means:
         raise ValueError("the mean of no tasks is not defined")
-    mean = statistics.fmean(task_means)
+    mean = statistics.mean(task_means)  # fmean fails where the sum is beyond what a float holds
     if len(task_means) < 2:
         return mean, None
     return mean, statistics.stdev(task_means) / math.sqrt(len(task_means))

@@ -34,7 +34,7 @@ from nemo_gym.metrics import (
 )
 from nemo_gym.rollouts.attempts import NG_FAILURE_CLASS_KEY
 from nemo_gym.rollouts.io import DURATION_KEY, iter_failures, iter_results
-from nemo_gym.rollouts.record import RolloutFiles
+from nemo_gym.rollouts.record import RolloutFiles, write_whole
 
 PASS_THRESHOLD: Final = 1.0
 """The reward from which on a rollout has passed, unless the caller says otherwise."""
@@ -48,7 +48,7 @@ class Distribution:
 
     Args:
         count: How many rollouts have it.
-        total: Their sum.
+        total: Their sum; None when it is beyond what a float holds.
         mean: Their mean.
         std: Their sample standard deviation; None for a single value.
         min: The smallest.
@@ -58,7 +58,7 @@ class Distribution:
     """
 
     count: int
-    total: float
+    total: float | None
     mean: float
     std: float | None
     min: float
@@ -72,10 +72,14 @@ class Distribution:
         ordered = sorted(value for value in values if not math.isnan(value))
         if not ordered:
             return None
+        try:
+            total, mean = math.fsum(ordered), statistics.fmean(ordered)
+        except OverflowError:
+            total, mean = None, statistics.mean(ordered)
         return cls(
             count=len(ordered),
-            total=math.fsum(ordered),
-            mean=statistics.fmean(ordered),
+            total=total,
+            mean=mean,
             std=statistics.stdev(ordered) if len(ordered) > 1 else None,
             min=ordered[0],
             median=statistics.median(ordered),
@@ -255,11 +259,9 @@ def write_metrics(path: Path, profile: RewardProfile, agents: Mapping[str, Aggre
     """Write `profile_as_json` to a file, replacing an older one at once.
 
     Raises:
-        OSError: It can't be written.
+        NemoGymError: It can't be written.
     """
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(orjson.dumps(profile_as_json(profile, agents), option=orjson.OPT_INDENT_2) + b"\n")
-    temporary.replace(path)
+    write_whole(path, orjson.dumps(profile_as_json(profile, agents), option=orjson.OPT_INDENT_2) + b"\n")
 
 
 class _Columns:
@@ -279,12 +281,12 @@ class _Columns:
         reward = _number(result.get("reward"))
         if not math.isfinite(reward):
             raise DatasetError(f"{where}: has no finite number as its reward; not a result of a rollout")
-        task = result.get(TASK_INDEX_KEY_NAME)
-        if not isinstance(task, int):
+        task = _index(result, TASK_INDEX_KEY_NAME, where)
+        if task is None:
             self._unindexed -= 1
             task = self._unindexed
         self.tasks.append(task)
-        self.indices.append(result.get(ROLLOUT_INDEX_KEY_NAME) or 0)
+        self.indices.append(_index(result, ROLLOUT_INDEX_KEY_NAME, where) or 0)
         self.rewards.append(reward)
         self.durations.append(_number(result.get(DURATION_KEY)))
         response = result.get("response")
@@ -316,7 +318,7 @@ def _task_profiles(columns: _Columns, failed: Counter[int], threshold: float) ->
             task_index=task,
             rollouts=len(rewards),
             failed=failed[task],
-            mean_reward=statistics.fmean(rewards) if rewards else None,
+            mean_reward=statistics.mean(rewards) if rewards else None,
             pass_rate=statistics.fmean(reward >= threshold for reward in rewards) if rewards else None,
             mean_duration_s=duration.mean if duration else None,
         )
@@ -345,6 +347,13 @@ def _turns_and_calls(output: Any) -> tuple[float, float]:
         turns += by_model and not in_turn
         in_turn = by_model
     return turns, calls
+
+
+def _index(result: dict[str, Any], key: str, where: str) -> int | None:
+    index = result.get(key)
+    if index is None or (type(index) is int and 0 <= index < 2**63):
+        return index
+    raise DatasetError(f"{where}: expected a row's or rollout's number as its {key}, found {str(index)[:80]}")
 
 
 def _number(value: Any) -> float:

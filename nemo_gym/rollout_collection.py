@@ -4,6 +4,9 @@ A collector posts every row of a JSONL file `num_repeats` times to an agent's `/
 each reply to the output file as soon as it has it. It holds neither rows nor replies; its memory does not grow
 with the length of the run.
 
+Entering a collector reads the input and the output and refuses what can't be run; `collect` makes the rollouts. So
+whoever has servers to start can do it in between, and `run` does both for those who have not.
+
 What is done is what stands in the output. A failed rollout stands in the failures file and is no result: a
 later run with `resume` makes it again, like every rollout that was under way when a run ended. A run ends
 early, with `RolloutsStoppedError`, when it can't go on (an agent can't be reached, the disk is full, `stop`
@@ -15,10 +18,12 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -122,6 +127,8 @@ class RolloutsStoppedError(NemoGymError):
 class RolloutCollector:
     """One run of a collection. Make a new one for the next.
 
+    As a context manager it holds the output's lock: `async with collector: await collector.collect()`.
+
     Args:
         config: What to collect.
         client: Knows the agents; its connection pool belongs to the caller.
@@ -140,6 +147,7 @@ class RolloutCollector:
             timeout_s=config.rollout_timeout_s,
             connect_patience_s=config.connect_patience_s,
         )
+        self._opened: _Opened | None = None
         self._ledger: Ledger | None = None
         self._stop_reason = ""
         self._stop_requested = asyncio.Event()
@@ -157,46 +165,89 @@ class RolloutCollector:
         self._stop_requested.set()
 
     async def run(self) -> CollectionSummary:
+        """Make every rollout that the output does not hold yet: enter, `collect`, leave."""
+        async with self:
+            return await self.collect()
+
+    async def __aenter__(self) -> Self:
+        """Read the input, lock and read the output. Nothing is written, apart from an output that did not exist.
+
+        Raises:
+            DatasetError: The input can't be read or has no rows, or the output holds what is not of this run.
+            UsageError: The output exists and neither `resume` nor `overwrite` is set, it was made with other
+                settings, another process is writing it, or there is no such agent.
+        """
+        config = self.config
+        self._check_input_is_no_output()
+        agents = AgentChoice(config.agent, self.client.global_config_dict)
+        digests = array("Q")
+        await _exhaust(index_input(config.input_path, digests, config.limit))
+        rollouts = RolloutSet(digests, config.num_repeats)
+        results = ResultsFile.open(config.output_path)
+        try:
+            record = await self._read_output(results, rollouts)
+        except BaseException:
+            results.close()
+            raise
+        self._opened = _Opened(agents, rollouts, results, record)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        if self._ledger is None:
+            self._opened.results.remove_if_new()
+        self._opened.results.close()
+
+    async def collect(self) -> CollectionSummary:
         """Make every rollout that the output does not hold yet.
 
         Returns:
             How it went. A failed rollout raises nothing here: it is counted, and stands in the failures file.
 
         Raises:
-            DatasetError: The input can't be read or has no rows, or the output holds what is not of this run.
-            UsageError: The output exists and neither `resume` nor `overwrite` is set, it was made with other
-                settings, another process is writing it, or there is no such agent.
+            DatasetError: The failures file is none.
+            NemoGymError: The run's record can't be written.
             RolloutsStoppedError: The run could not go on.
         """
-        self._check_input_is_no_output()
-        choose_agent = AgentChoice(self.config.agent, self.client.global_config_dict)
-        digests = array("Q")
-        await _exhaust(index_input(self.config.input_path, digests, self.config.limit))
-        rollouts = RolloutSet(digests, self.config.num_repeats)
-        files = self.config.files
-        with ResultsFile.open(files.output) as results:
-            await self._prepare(results, rollouts)
-            failures = FailuresFile(files.failures)
-            self._ledger = ledger = Ledger(results, failures, rollouts, self._on_event)
-            try:
-                ledger.tidy_failures()
-                self._on_event(CollectionStarted(rollouts.total, len(rollouts)))
-                await self._collect(ledger, choose_agent)
-                ledger.tidy_failures()
-            except (_StopError, LedgerError) as stop:
-                raise RolloutsStoppedError(str(stop), ledger.statistics()) from stop.__cause__
-            finally:
-                failures.close()
+        assert self._opened is not None, "enter the collector first"
+        opened, files = self._opened, self.config.files
+        if not self.config.resume:
+            opened.results.clear()
+            files.failures.unlink(missing_ok=True)
+            files.metrics.unlink(missing_ok=True)
+        opened.record.save(files.run_record)
+        failures = FailuresFile(files.failures)
+        self._ledger = ledger = Ledger(opened.results, failures, opened.rollouts, self._on_event)
+        try:
+            ledger.tidy_failures()
+            self._on_event(CollectionStarted(opened.rollouts.total, len(opened.rollouts)))
+            await self._make_all(ledger, opened.agents)
+            ledger.tidy_failures()
+        except (_StopError, LedgerError) as stop:
+            raise RolloutsStoppedError(str(stop), ledger.statistics()) from stop.__cause__
+        finally:
+            failures.close()
         return ledger.statistics()
 
     def _check_input_is_no_output(self) -> None:
-        source, files = self.config.input_path.resolve(), self.config.files
-        if source in {path.resolve() for path in (files.output, files.failures, files.run_record, files.metrics)}:
-            raise UsageError(f"{self.config.input_path} is the input and would be written too; choose another output")
+        files = self.config.files
+        for path in (files.output, files.failures, files.run_record, files.metrics):
+            with suppress(OSError):  # one of them is missing
+                if path.samefile(self.config.input_path):
+                    raise UsageError(
+                        f"{self.config.input_path} is the input and would be written too; choose another output"
+                    )
 
-    async def _prepare(self, results: ResultsFile, rollouts: RolloutSet) -> None:
-        """Refuse, empty or read the output, and write the run's record."""
+    async def _read_output(self, results: ResultsFile, rollouts: RolloutSet) -> RunRecord:
+        """Add the rollouts that the output holds to `rollouts`, or refuse it; return the record of this run."""
         config, files = self.config, self.config.files
+        if results.size and not (config.resume or config.overwrite):
+            raise UsageError(
+                f"{files.output} holds results already; "
+                "continue it with --resume, replace it with --overwrite, or choose another output"
+            )
         record = RunRecord(
             input=str(config.input_path.resolve()),
             agent=config.agent,
@@ -207,30 +258,22 @@ class RolloutCollector:
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             nemo_gym_version=__version__,
         )
-        if results.size and config.resume:
-            before = RunRecord.load(files.run_record)
-            if before is not None:
-                before.check_same_run(record, files.output)
-                record = replace(record, started_at=before.started_at)
-            await _exhaust(results.scan(rollouts))
-        elif results.size and not config.overwrite:
-            raise UsageError(
-                f"{files.output} holds results already; "
-                "continue it with --resume, replace it with --overwrite, or choose another output"
-            )
-        else:
-            results.clear()
-            files.failures.unlink(missing_ok=True)
-            files.metrics.unlink(missing_ok=True)
-        record.save(files.run_record)
+        if not (results.size and config.resume):
+            return record
+        before = RunRecord.load(files.run_record)
+        if before is not None:
+            before.check_same_run(record, files.output)
+            record = replace(record, started_at=before.started_at)
+        await _exhaust(results.scan(rollouts))
+        return record
 
-    async def _collect(self, ledger: Ledger, choose_agent: AgentChoice) -> None:
+    async def _make_all(self, ledger: Ledger, agents: AgentChoice) -> None:
         jobs = self._jobs(ledger.rollouts)
         size = min(self.config.concurrency, ledger.rollouts.total - len(ledger.rollouts))
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch_for_stop())
-                workers = [group.create_task(self._work(jobs, ledger, choose_agent)) for _ in range(size)]
+                workers = [group.create_task(self._work(jobs, ledger, agents)) for _ in range(size)]
                 if workers:
                     await asyncio.wait(workers)
                 watcher.cancel()
@@ -240,21 +283,29 @@ class RolloutCollector:
             raise first from first.__cause__
 
     def _jobs(self, rollouts: RolloutSet) -> Iterator[tuple[InputRow, int]]:
-        for row in read_rows(self.config.input_path, self.config.limit):
+        """Yield the rollouts to be made, of exactly the rows that were read when the run began."""
+        digests = rollouts.row_digests
+        rows_read = 0
+        for row in read_rows(self.config.input_path, len(digests)):
+            if row.digest != digests[row.task_index]:
+                break
+            rows_read += 1
             for rollout_index in range(self.config.num_repeats):
                 if (row.task_index, rollout_index) not in rollouts:
                     yield row, rollout_index
+        if rows_read < len(digests):
+            raise _StopError(f"{self.config.input_path}: row {rows_read} has changed since the run began")
 
     async def _watch_for_stop(self) -> None:
         await self._stop_requested.wait()
         raise _StopError(self._stop_reason)
 
-    async def _work(self, jobs: Iterator[tuple[InputRow, int]], ledger: Ledger, choose_agent: AgentChoice) -> None:
+    async def _work(self, jobs: Iterator[tuple[InputRow, int]], ledger: Ledger, agents: AgentChoice) -> None:
         for row, rollout_index in jobs:
             self._on_event(RolloutStarted(row.task_index, rollout_index))
-            await self._make(row, rollout_index, ledger, choose_agent)
+            await self._make(row, rollout_index, ledger, agents)
 
-    async def _make(self, row: InputRow, rollout_index: int, ledger: Ledger, choose_agent: AgentChoice) -> None:
+    async def _make(self, row: InputRow, rollout_index: int, ledger: Ledger, agents: AgentChoice) -> None:
         try:
             content = row.parse()
         except DatasetError as error:
@@ -263,7 +314,7 @@ class RolloutCollector:
             await asyncio.sleep(0)  # a file of bad rows must not block the loop
             return
         try:
-            agent = choose_agent(content)
+            agent = agents.choose(content)
         except UsageError as error:
             ledger.add_failure(row, rollout_index, content, RolloutFailure("no_agent", str(error), attempts=0))
             await asyncio.sleep(0)
@@ -280,7 +331,7 @@ class RolloutCollector:
         if isinstance(outcome, RolloutFailure):
             ledger.add_failure(row, rollout_index, content, outcome)
         else:
-            ledger.add_result(row, rollout_index, agent, outcome)
+            ledger.add_result(row, rollout_index, agent, content, outcome)
 
     def _with_overrides(self, content: dict[str, Any]) -> dict[str, Any]:
         overrides = self.config.responses_create_params
@@ -288,6 +339,16 @@ class RolloutCollector:
         if not overrides or not isinstance(own, dict):
             return content
         return {**content, "responses_create_params": {**own, **overrides}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a collector that was entered holds: who makes rollouts, which are made, and where results go."""
+
+    agents: AgentChoice
+    rollouts: RolloutSet
+    results: ResultsFile
+    record: RunRecord
 
 
 class RolloutCollectionHelper:

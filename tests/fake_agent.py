@@ -1,8 +1,8 @@
 """An agent server that does as its rows say, served by uvicorn in a thread of the test's process.
 
 A row's `behaviours` lists what becomes of its first, second, ... attempt (the last one repeats): `ok`, `hold`
-(answer when released), `broken` (the connection closes in mid-answer), a status such as `410`, or an object that
-is answered as it is.
+(answer when released), `broken` (the connection closes in mid-answer), `text:...` (answer these bytes), a status such
+as `410`, or an object that is answered as it is.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class FakeAgent:
             return BrokenResponse()
         if behaviour == "hold":
             await self._released.wait()
+        elif isinstance(behaviour, str) and behaviour.startswith("text:"):
+            return Response(behaviour.removeprefix("text:"), media_type="application/json")
         elif isinstance(behaviour, int):
             return json_response({"detail": f"said {behaviour}"}, behaviour)
         elif behaviour != "ok":

@@ -51,7 +51,13 @@ async def fetch_agent_metrics(client: ServerClient, output: Path) -> dict[str, A
             )
             await raise_for_status(response)
             metrics[agent] = AggregateMetrics.model_validate(await get_response_json(response))
-        except (aiohttp.ClientError, ServerNotFoundError, orjson.JSONDecodeError, ValidationError) as error:
+        except (
+            aiohttp.ClientError,
+            ServerNotFoundError,
+            orjson.JSONDecodeError,
+            orjson.JSONEncodeError,
+            ValidationError,
+        ) as error:
             logger.warning("agent %s could not sum up its results: %s", agent, error)
     return metrics
 

@@ -192,15 +192,20 @@ async def _attempt(
     }
     agent = f"agent '{rollout.agent}'"
     try:
+        body = orjson.dumps(request)
+    except orjson.JSONEncodeError as error:
+        return _Trouble("bad_row", f"the row can't be written as JSON: {error}")
+    try:
         async with asyncio.timeout(limits.timeout_s):
             response = await client.post(
                 server_name=rollout.agent,
                 url_path="/run",
-                json=request,
+                data=body,
+                headers={"Content-Type": "application/json"},
                 connect_patience=limits.connect_patience_s,
             )
             async with response:
-                body = await response.read()
+                answer = await response.read()
     except aiohttp.ServerTimeoutError as error:
         return _Trouble("connection_lost", f"{agent} did not take the connection: {error}", _Again.TRANSIENT)
     except TimeoutError:
@@ -212,7 +217,7 @@ async def _attempt(
         return _Trouble("connection_lost", reason, _Again.TRANSIENT)
     except aiohttp.ClientError as error:
         return _Trouble("bad_reply", f"{agent} did not answer in HTTP: {error}")
-    return _judge(response.status, body, agent)
+    return _judge(response.status, answer, agent)
 
 
 def _judge(status: int, body: bytes, agent: str) -> dict[str, Any] | _Trouble:
@@ -235,7 +240,7 @@ def _judge(status: int, body: bytes, agent: str) -> dict[str, Any] | _Trouble:
         return _Trouble("not_persisted", f"{agent} asks not to keep its reply", status=status, reply=reply)
     reward = reply.get("reward")
     if not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):
-        found = "no reward" if "reward" not in reply else f"the reward {orjson.dumps(reward)[:80].decode()}"
+        found = "no reward" if "reward" not in reply else f"the reward {orjson.dumps(reward).decode()[:80]}"
         return _Trouble("bad_reply", f"{agent} answered with {found}, not a finite number", status=status, reply=reply)
     return reply
 

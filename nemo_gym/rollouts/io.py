@@ -1,10 +1,9 @@
 """The JSONL files of a collection of rollouts: input rows, results and failures.
 
-Lifecycle: `index_input` reads the input once and keeps eight bytes a row; `ResultsFile.open` takes the
-    output's
-lock, cuts off a line that a killed writer left unfinished, and tells which rollouts are there already; then
-each result is appended with one write as soon as it exists, so a run may die at any moment and keeps every
-line but the one it was writing.
+Lifecycle: `index_input` reads the input once and keeps eight bytes a row; `ResultsFile.open` takes the output's
+lock; `ResultsFile.scan` cuts off a line that a killed writer left unfinished and tells which rollouts are there
+already; then each result is appended with one write as soon as it exists, so a run may die at any moment and keeps
+every line but the one it was writing.
 
 Failure policy: what can't be continued safely is refused before anything runs (`DatasetError`, `UsageError`).
 A bad input row is not: it is the caller's to report and pass over.
@@ -98,12 +97,18 @@ class RolloutSet:
     Args:
         row_digests: The digest of every row that the run covers.
         num_repeats: Rollouts per row.
+
+    Raises:
+        UsageError: They are more than memory holds bits.
     """
 
     def __init__(self, row_digests: array[int], num_repeats: int) -> None:
         self.row_digests = row_digests
         self.num_repeats = num_repeats
-        self._bits = bytearray((len(row_digests) * num_repeats + 7) // 8)
+        try:
+            self._bits = bytearray((self.total + 7) // 8)
+        except (MemoryError, OverflowError) as error:
+            raise UsageError(f"{self.total} rollouts are more than memory can keep account of") from error
         self._count = 0
 
     @property
@@ -160,33 +165,38 @@ class ResultsFile:
     Open it with `ResultsFile.open`, then exhaust `scan` before the first `append`.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, *, is_new: bool) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._is_new = is_new
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open or create the file for appending and lock it.
 
         Raises:
-            UsageError: Another process is writing it, or it can't be opened.
+            UsageError: Another process is writing it, it can't be opened, or it is no file that can be cut off.
         """
         try:
+            is_new = not path.exists()
+            if not (is_new or path.is_file()):
+                raise UsageError(f"can't write {path}: not a regular file")
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise UsageError(f"can't write {path}: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             os.close(descriptor)
-            raise UsageError(
-                f"{path} is being written by another process; wait for it or choose another output"
-            ) from error
+            raise _taken(path) from None
         except OSError as error:
             # Some network file systems have no locks; results are worth more than this guard.
             logger.warning("can't lock %s (%s); make sure that nothing else writes it", path, error.strerror)
-        return cls(path, descriptor)
+        if not _is_at(path, descriptor):
+            os.close(descriptor)
+            raise _taken(path)
+        return cls(path, descriptor, is_new=is_new)
 
     @property
     def size(self) -> int:
@@ -201,6 +211,7 @@ class ResultsFile:
         """Write one result as one line; on return it has left this process.
 
         Raises:
+            orjson.JSONEncodeError: It has no form as JSON: orjson reads deeper nesting than it writes.
             OSError: It could not be written as a whole; nothing of it is left in the file.
         """
         append_line(self._descriptor, orjson.dumps(result) + b"\n")
@@ -228,6 +239,13 @@ class ResultsFile:
                     return
                 end += len(line)
                 yield
+
+    def remove_if_new(self) -> None:
+        """Remove the file, and its folder when nothing else is in it, if `open` has made it and it is still empty."""
+        if self._is_new and not self.size:
+            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
 
     def close(self) -> None:
         """Hand the lines to the disk, then release the lock."""
@@ -367,6 +385,18 @@ def append_line(descriptor: int, line: bytes) -> None:
 def format_digest(digest: int) -> str:
     """Return a row's digest as it stands in a result: 16 hexadecimal digits."""
     return f"{digest:0{2 * _DIGEST_BYTES}x}"
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"{path} is being written by another process; wait for it or choose another output")
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at `path`: between opening and locking its last owner may remove it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _identity(result: Any) -> tuple[int, int, int]:

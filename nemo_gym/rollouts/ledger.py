@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from omegaconf import DictConfig
 
 from nemo_gym.errors import UsageError, did_you_mean
@@ -95,8 +96,17 @@ class Ledger:
             duration_s=time.monotonic() - self._began,
         )
 
-    def add_result(self, row: InputRow, rollout_index: int, agent: str, result: RolloutResult) -> None:
-        """Keep the result of a rollout.
+    def add_result(
+        self, row: InputRow, rollout_index: int, agent: str, content: dict[str, Any], result: RolloutResult
+    ) -> None:
+        """Keep the result of a rollout; one that can't be written as JSON is a failure.
+
+        Args:
+            row: Its row.
+            rollout_index: Which of the row's rollouts.
+            agent: The agent that made it.
+            content: The row's JSON object.
+            result: What the agent answered.
 
         Raises:
             LedgerError: It could not be written.
@@ -112,6 +122,11 @@ class Ledger:
         }
         try:
             self._results.append(line)
+        except orjson.JSONEncodeError as error:
+            reason = f"the reply of agent '{agent}' can't be written as JSON: {error}"
+            failure = RolloutFailure("bad_reply", reason, attempts=result.attempt_index + 1)
+            self.add_failure(row, rollout_index, content, failure)
+            return
         except OSError as error:
             raise LedgerError(f"can't write {self._results.path}: {error.strerror}") from error
         self.rollouts.add(row.task_index, rollout_index)
@@ -140,8 +155,8 @@ class Ledger:
             "attempts": failure.attempts,
             DURATION_KEY: round(failure.duration_s, 4),
             "line": row.line_number,
-            "row": content,
-            "reply": failure.reply,
+            "row": _writable(content),
+            "reply": _writable(failure.reply),
         }
         try:
             self._failures.append(line)
@@ -165,6 +180,15 @@ class Ledger:
         """Count an attempt that is made anew."""
         self._run_again += 1
         self._on_event(RolloutRunAgain(row.task_index, rollout_index, attempt_index, reason))
+
+
+def _writable(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return `value`, or None where it is too deep to stand in a line of JSON: more can be read than written."""
+    try:
+        orjson.dumps({"value": value})
+    except orjson.JSONEncodeError:
+        return None
+    return value
 
 
 class AgentChoice:
@@ -191,7 +215,7 @@ class AgentChoice:
         self._asked = asked
         self._only = self._agents[0] if len(self._agents) == 1 else None
 
-    def __call__(self, content: dict[str, Any]) -> str:
+    def choose(self, content: dict[str, Any]) -> str:
         """Return the agent of a row.
 
         Raises:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from nemo_gym.errors import DatasetError, UsageError
+from nemo_gym.errors import DatasetError, NemoGymError, UsageError
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,24 @@ class RolloutFiles:
 
     def _beside(self, ending: str) -> Path:
         return self.output.with_name(self.output.stem + ending)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, replacing an older one at once; a failure leaves the older one as it was.
+
+    Raises:
+        NemoGymError: It can't be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise NemoGymError(f"can't write {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,7 @@ class RunRecord:
             DatasetError: The file is no such record.
         """
         try:
-            return cls(**orjson.loads(path.read_bytes()))
+            return cls(**json.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, TypeError, ValueError) as error:
@@ -80,14 +96,9 @@ class RunRecord:
         """Write the record, replacing an older one at once.
 
         Raises:
-            UsageError: It can't be written.
+            NemoGymError: It can't be written.
         """
-        temporary = path.with_name(path.name + ".new")
-        try:
-            temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise UsageError(f"can't write {path}: {error.strerror}") from error
+        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n")
 
     def check_same_run(self, asked: RunRecord, output: Path) -> None:
         """Check that results of the run that is asked for may join those of this one.

@@ -12,7 +12,7 @@ import pytest
 
 from nemo_gym import metrics, reward_profile
 from nemo_gym.config_types import AggregateMetrics
-from nemo_gym.errors import DatasetError
+from nemo_gym.errors import DatasetError, NemoGymError
 from nemo_gym.reward_profile import Distribution, PassAtK, metric_rows, profile_as_json, profile_rollouts, write_metrics
 from tests.fake_agent import write_rows
 
@@ -181,3 +181,42 @@ def test_environments_find_the_arithmetic_here() -> None:
         "highest_k_metrics",
     ):
         assert getattr(reward_profile, name) is getattr(metrics, name)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"_ng_task_index": "a"},
+        {"_ng_task_index": True},
+        {"_ng_task_index": 2**63},
+        {"_ng_rollout_index": "b"},
+        {"_ng_rollout_index": 1.5},
+        {"reward": True},
+        {"reward": "1"},
+        {"reward": None},
+    ],
+)
+def test_a_line_with_fields_of_another_kind_is_named(output: Path, field: dict[str, Any]) -> None:
+    write_rows(output, result(0, 0, 1.0), {**result(0, 1, 1.0), **field})
+    with pytest.raises(DatasetError, match=r"out\.jsonl, result 2"):
+        profile_rollouts(output)
+
+
+def test_rewards_near_the_end_of_what_a_float_holds_have_their_mean(output: Path) -> None:
+    write_rows(output, result(0, 0, 1e308), result(0, 1, 1e308), result(1, 0, 1e308), result(2, 0, -1e308))
+    profile = profile_rollouts(output)
+
+    assert profile.mean_reward == pytest.approx(1e308 / 3)
+    assert profile.reward is not None
+    assert profile.reward.mean == pytest.approx(5e307)
+    write_rows(output, result(0, 0, 1e308), result(0, 1, 1e308))
+    assert profile_rollouts(output).reward.total is None  # type: ignore[union-attr]
+
+
+def test_metrics_that_can_not_be_written_leave_no_half_file(output: Path) -> None:
+    write_rows(output, result(0, 0, 1.0))
+    target = output.with_name("taken")
+    target.mkdir()
+    with pytest.raises(NemoGymError, match=r"can't write .*taken"):
+        write_metrics(target, profile_rollouts(output))
+    assert sorted(path.name for path in output.parent.iterdir()) == ["out.jsonl", "taken"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -394,3 +395,87 @@ async def test_an_agent_that_cannot_sum_up_is_left_out_with_a_warning(
 async def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exclude each other"):
         RolloutCollectionConfig(input_path=tmp_path, output_path=tmp_path, resume=True, overwrite=True)
+
+
+async def test_a_row_or_reply_too_deeply_nested_to_be_written_is_a_failure_and_the_run_goes_on(bench: Bench) -> None:
+    deep = 600
+    bench.input.write_text(
+        '{"id": 0}\n'
+        f'{{"deep": {"[" * deep}{"]" * deep}}}\n'
+        f'{{"behaviours": ["text:{{\\"reward\\": 1, \\"deep\\": {"[" * deep}{"]" * deep}}}"]}}\n'
+    )
+    summary = await bench.collector().run()
+
+    assert bench.done() == [(0, 0)]
+    assert summary.failed == 2
+    assert bench.kinds() == {"bad_row": 1, "bad_reply": 1}
+
+
+async def test_the_reason_quotes_a_reward_of_any_text(bench: Bench) -> None:
+    write_rows(bench.input, {"behaviours": [{"reward": "é" * 100}]}, {"id": 1})
+    await bench.collector().run()
+
+    assert bench.kinds() == {"bad_reply": 1}
+    assert "éé" in read_lines(bench.failures)[0]["reason"]
+
+
+@pytest.mark.parametrize("becomes", ['{"id": 0}\n{"id": 9}\n', '{"id": 0}\n'])
+async def test_an_input_that_changes_while_it_is_read_stops_the_run(bench: Bench, becomes: str) -> None:
+    bench.input.write_text('{"id": 0}\n{"id": 1}\n')
+    async with bench.collector(concurrency=1) as collector:
+        bench.input.write_text(becomes)
+        with pytest.raises(RolloutsStoppedError, match="has changed"):
+            await collector.collect()
+
+    assert bench.done() == [(0, 0)]
+
+
+async def test_rows_that_are_added_while_it_is_read_are_left_to_the_next_run(bench: Bench) -> None:
+    async with bench.collector() as collector:
+        with bench.input.open("a") as file:
+            file.write('{"id": "new"}\n')
+        await collector.collect()
+    assert len(bench.done()) == 4
+
+    assert (await bench.collector(resume=True).run()).finished == 1
+
+
+async def test_what_can_not_be_run_is_refused_on_entering_and_leaves_no_file(bench: Bench) -> None:
+    bench.input.write_text("")
+    with pytest.raises(DatasetError, match="no rows"):
+        async with bench.collector():
+            pass
+    write_rows(bench.input, {"id": 0})
+    async with bench.collector():
+        with pytest.raises(UsageError, match="another process"):
+            async with bench.collector():
+                pass
+    assert not bench.output.exists()
+    assert not bench.record.exists()
+
+
+async def test_entering_removes_nothing_of_what_is_to_be_overwritten(bench: Bench) -> None:
+    await bench.collector().run()
+    async with bench.collector(overwrite=True, limit=1) as collector:
+        assert len(bench.done()) == 4
+        await collector.collect()
+    assert len(bench.done()) == 1
+
+
+async def test_an_output_that_is_no_regular_file_is_refused(bench: Bench, tmp_path: Path) -> None:
+    bench.output = tmp_path / "pipe"
+    os.mkfifo(bench.output)
+    with pytest.raises(UsageError, match="not a regular file"):
+        await bench.collector(overwrite=True).run()
+
+
+async def test_an_input_that_is_the_output_by_another_name_is_refused(bench: Bench) -> None:
+    bench.output.hardlink_to(bench.input)
+    with pytest.raises(UsageError, match="is the input"):
+        await bench.collector(overwrite=True).run()
+    assert len(read_lines(bench.input)) == 4
+
+
+async def test_more_rollouts_than_can_be_kept_account_of_are_refused(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="rollouts"):
+        await bench.collector(num_repeats=10**15).run()
