@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from nemo_gym.cli.options import Agent, AsJson, Configs, ModelType, Overrides, ResourcesServers
+from nemo_gym.cli.conformance import plan_check, run_check, show_report
+from nemo_gym.cli.options import Agent, AsJson, Configs, InputFile, ModelType, Overrides, ResourcesServers
 from nemo_gym.cli.output import note, plain_table, result_console, work_console, write_json, write_line
 from nemo_gym.cli.rendering import ServerDisplay, server_table
 from nemo_gym.cli.scaffold import create_environment
 from nemo_gym.cli.selection import Components, component_folder, select
 from nemo_gym.cli.testing import TestResult, check_pytest, run_tests
+from nemo_gym.conformance import ConformanceJob
 from nemo_gym.deployment import Deployment, StopSignals
 from nemo_gym.deployment.status import DeploymentStatus, deployment_statuses
 from nemo_gym.errors import UsageError
@@ -54,6 +57,14 @@ gym env test --agent simple_agent --model-type pattern_model
 gym env test --all
 
 gym env test -r my_environment -- -x -k reward
+
+gym env test -r my_environment --num-workers 4
+
+With --num-workers no tests are run. Example rows are run on one worker by the environment's agent and replayed on so
+many workers, each request on another one, sessions woven together; every reply has to be the same. --agent and
+--model-type then say who makes the rollouts, and KEY=VALUE arguments change the configuration.
+
+The exit code is 1 when tests, or the check, have failed.
 """
 INIT_EPILOG = """\
 Example:
@@ -80,6 +91,9 @@ async def _run_servers(config: GlobalConfig, *, as_json: bool) -> None:
     deployment = Deployment(config, on_event=ServerDisplay(work_console(), len(config.instances)))
     note(f"Starting {len(config.instances)} servers; their logs: {deployment.log_dir}")
     async with StopSignals(), deployment:
+        if deployment.dry_run:
+            note(f"Dry run: each of the {len(config.instances)} servers was built and has ended.", style="green")
+            return
         if as_json:
             write_json({"head_url": deployment.head_url, "servers": _describe(config)})
         else:
@@ -119,15 +133,12 @@ def _show_status(status: DeploymentStatus) -> None:
     record, console = status.record, result_console()
     console.print(Text(f"Deployment {record.pid}, since {record.started_at}, in {record.working_dir}", style="bold"))
     console.print(Text(f"head server {record.head_url}: {status.health}; logs: {record.log_dir}"))
-    console.print(
-        plain_table(
-            ("server", "kind", "workers", "address", "health"),
-            (
-                (one.name, one.kind, str(one.num_workers), one.url, Text(one.health, style=_health_style(one.health)))
-                for one in status.servers
-            ),
-        )
-    )
+    rows = [
+        (one.name, one.kind, str(one.num_workers), one.url, Text(one.health, style=_health_style(one.health)))
+        for one in status.servers
+    ]
+    if rows:
+        console.print(plain_table(("server", "kind", "workers", "address", "health"), rows))
 
 
 def _health_style(health: str) -> str:
@@ -136,9 +147,13 @@ def _health_style(health: str) -> str:
 
 @app.command("test", epilog=TEST_EPILOG)
 def run_component_tests(
-    pytest_arguments: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- PYTEST_ARGUMENTS]", help="Passed on to pytest.", show_default=False),
+        typer.Argument(
+            metavar="[-- PYTEST_ARGUMENTS]",
+            help="Passed on to pytest; with --num-workers, KEY=VALUE overrides of the configuration.",
+            show_default=False,
+        ),
     ] = None,
     resources_server: Annotated[
         list[str] | None,
@@ -151,10 +166,30 @@ def run_component_tests(
         list[str] | None, typer.Option("--model-type", "-m", metavar="NAME", help="Repeatable.", show_default=False)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Test every component that `gym list` shows.")] = False,
+    num_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Instead of its tests: does the resources server keep its sessions on so many workers?",
+            show_default=False,
+        ),
+    ] = None,
+    config: Configs = None,
+    input_file: InputFile = None,
+    limit: Annotated[int, typer.Option(min=1, help="With --num-workers: only the first so many rows.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="With --num-workers: print JSON.")] = False,
 ) -> None:
-    """Run the tests that components bring along, each component's in a process of its own."""
-    named = zip(COMPONENT_KINDS, (resources_server, agent, model_type), strict=True)
-    folders = [component_folder(kind, name) for kind, names in named for name in names or ()]
+    """Run the tests that components bring along, or check that a server's sessions stay whole on several workers."""
+    named = dict(zip(COMPONENT_KINDS, (resources_server or [], agent or [], model_type or []), strict=True))
+    if num_workers is not None:
+        if every:
+            raise UsageError("--num-workers checks one resources server; --all goes without it")
+        components = _one_server(named, config or [], arguments or [])
+        _check_sessions(plan_check(components, num_workers, input_file, limit), as_json=as_json)
+        return
+    if config or input_file or as_json:
+        raise UsageError("--config, --input and --json go with --num-workers")
+    folders = [component_folder(kind, name) for kind, names in named.items() for name in names]
     if every:
         folders = [folder for kind in COMPONENT_KINDS for folder in iter_components(kind)]
     if not folders:
@@ -163,8 +198,22 @@ def run_component_tests(
     results = []
     for folder in folders:
         note(f"Testing {folder}", style="bold")
-        results.append(run_tests(folder, pytest_arguments or ()))
+        results.append(run_tests(folder, arguments or ()))
     _show_results(results, tolerate_no_tests=every)
+
+
+def _one_server(named: Mapping[str, list[str]], configs: list[str], overrides: list[str]) -> Components:
+    servers, agents, models = named.values()
+    if max(len(servers), len(agents), len(models)) > 1 or not (servers or configs):
+        raise UsageError("--num-workers goes with one --resources-server NAME, and at most one agent and model type")
+    return Components(servers, next(iter(agents), None), next(iter(models), None), configs=configs, overrides=overrides)
+
+
+def _check_sessions(job: ConformanceJob, *, as_json: bool) -> None:
+    report = run_check(job)
+    show_report(report, as_json=as_json)
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 def _show_results(results: list[TestResult], *, tolerate_no_tests: bool) -> None:

@@ -61,6 +61,9 @@ def run_tests(folder: Path, pytest_arguments: Sequence[str] = ()) -> TestResult:
         "pytest",
         str(tests),
         "--import-mode=importlib",
+        # Else pytest takes the folder of this component's kind for the whole of it, and ours can't be imported.
+        "-o",
+        "consider_namespace_packages=true",
         # An installed root may be read-only, and is no place for a cache.
         "-p",
         "no:cacheprovider",

@@ -31,6 +31,7 @@ FLOORS = {
     "backend_model": 4,
     "deployment": 5,
     "rollouts": 5,
+    "conformance": 5,
     "rollout_collection": 5,
     "reward_profile": 5,
     "cli": 6,
@@ -43,6 +44,7 @@ SAME_FLOOR = {
     "backend_model": {"base_responses_api_model"},
     "rollout_collection": {"rollouts"},
     "reward_profile": {"rollouts"},
+    "conformance": {"deployment", "rollouts"},
     "base_responses_api_agent": {"base_resources_server"},
 }
 OPTIONAL_EXTRAS = {"reasoning_gym"}

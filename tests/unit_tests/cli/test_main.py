@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +29,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def gym(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nemo_gym.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
-    )
+def gym(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nemo_gym.cli", *arguments]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_help_lists_every_command_and_examples() -> None:
@@ -166,6 +167,15 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_a_name_that_is_no_text_can_be_shown(here: Path, flags: list[str]) -> None:
+    (here / os.fsdecode(b"resources_servers/\xff")).mkdir(parents=True)
+    (here / os.fsdecode(b"resources_servers/\xff/app.py")).touch()
+    result = gym("list", "resources-servers", *flags, cwd=here, PYTHONIOENCODING="utf-8:strict")
+    assert result.returncode == 0, result.stderr
+    assert "\\udcff" in result.stdout
+
+
 def test_list_shows_components_of_the_working_directory_and_shipped_ones(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,7 +233,9 @@ def test_component_tests_run_where_the_component_is(here: Path) -> None:
     tests.mkdir(parents=True)
     (tests.parent / "app.py").write_text("ANSWER = 42\n")
     (tests / "test_app.py").write_text(
-        "from resources_servers.mine.app import ANSWER\n\nasync def test_it(): assert ANSWER == 42\n"
+        "from resources_servers.example_single_tool_call.app import __name__ as shipped\n"
+        "from resources_servers.mine.app import ANSWER\n\n"
+        "async def test_it(): assert (ANSWER, shipped.split('.')[1]) == (42, 'example_single_tool_call')\n"
     )
     result = gym("env", "test", "--resources-server", "mine", cwd=here)
     assert (result.returncode, "1 passed" in result.stdout) == (0, True), result.stdout + result.stderr
