@@ -31,7 +31,7 @@ from nemo_gym.cli.options import (
     Resume,
     RolloutTimeout,
 )
-from nemo_gym.cli.output import note, result_console, work_console, write_json, write_line
+from nemo_gym.cli.output import note, result_console, shown_path, work_console, write_json, write_line
 from nemo_gym.cli.rendering import RolloutDisplay, ServerDisplay, duration
 from nemo_gym.cli.reports import show_profile
 from nemo_gym.cli.run_plan import RunPlan, output_path
@@ -40,7 +40,7 @@ from nemo_gym.cli.selection import Components, select
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.deployment import Deployment, StopSignals
 from nemo_gym.errors import Interrupted, ServerStoppedError, UsageError
-from nemo_gym.global_config import GlobalConfig
+from nemo_gym.global_config import DRY_RUN_KEY_NAME, GlobalConfig
 from nemo_gym.reward_profile import PASS_THRESHOLD, profile_as_json, profile_rollouts, write_metrics
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollector, RolloutsStoppedError
 from nemo_gym.rollouts.aggregation import fetch_agent_metrics
@@ -82,7 +82,7 @@ def run(
     input_file: InputFile = None,
     output: OutputFile = None,
     limit: Limit = None,
-    num_repeats: NumRepeats = 1,
+    num_repeats: NumRepeats = None,
     concurrency: Concurrency = 64,
     rollout_timeout: RolloutTimeout = None,
     resume: Resume = False,
@@ -105,16 +105,15 @@ def run(
     job = RolloutCollectionConfig(
         input_path=plan.input_path(input_file),
         output_path=output_path(plan.environment, output, resume=resume, overwrite=overwrite),
-        agent=plan.agent,
+        agent=target.agent,
         limit=limit,
-        num_repeats=num_repeats,
+        num_repeats=num_repeats or (1 if input_file else plan.dataset_repeats()),
         concurrency=concurrency,
         resume=resume,
         overwrite=overwrite,
         rollout_timeout_s=rollout_timeout,
         run_settings=plan.run_settings(),
     )
-    note(f"Results: {job.output_path}")
     outcome = asyncio.run(_collect(job, target))
     _report(job, outcome, as_json=as_json)
     if not outcome.summary.complete:
@@ -138,15 +137,18 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a run came to: how far it got, and the agents' own metrics."""
+    """What a run came to: how far it got, the agents' own metrics, and the logs of the servers it started."""
 
     summary: CollectionSummary
     agents: Mapping[str, AggregateMetrics]
+    logs: Path | None
 
 
 def _own_target(components: Components) -> _Target:
     selection = select(components)
     config = selection.load()
+    if config.config_dict.get(DRY_RUN_KEY_NAME):
+        raise UsageError(f"with {DRY_RUN_KEY_NAME} servers are built and not run: `gym env start` does that")
     return _Target(config.config_dict, selection.agent, to_serve=config)
 
 
@@ -161,15 +163,18 @@ async def _collect(job: RolloutCollectionConfig, target: _Target) -> _Outcome:
     display = RolloutDisplay(console)
     client = ServerClient.from_config(target.config_dict)
     collector = RolloutCollector(job, client, on_event=display)
+    logs: Path | None = None
     try:
-        async with StopSignals(), AsyncExitStack() as stack:
+        async with StopSignals(), collector, AsyncExitStack() as stack:
+            note(f"Results: {shown_path(job.output_path)}")
             if target.to_serve is not None:
                 servers = ServerDisplay(console, len(target.to_serve.instances))
-                await stack.enter_async_context(Deployment(target.to_serve, on_event=servers))
+                deployment = await stack.enter_async_context(Deployment(target.to_serve, on_event=servers))
+                logs = deployment.log_dir
             stack.push_async_callback(close_client)
             with display:
-                summary = await collector.run()
-            return _Outcome(summary, await fetch_agent_metrics(client, job.output_path))
+                summary = await collector.collect()
+            return _Outcome(summary, await fetch_agent_metrics(client, job.output_path), logs)
     except (Interrupted, ServerStoppedError, RolloutsStoppedError):
         _show_how_to_go_on(job, collector.statistics())
         raise
@@ -186,7 +191,7 @@ def _show_how_to_go_on(job: RolloutCollectionConfig, summary: CollectionSummary)
     if summary.total:
         note(
             f"{done} of {summary.total} rollouts are finished and kept. "
-            f"To go on: the same call with --resume --output {job.output_path}"
+            f"To go on: the same call with --resume --output {shown_path(job.output_path)}"
         )
 
 
@@ -195,21 +200,24 @@ def _report(job: RolloutCollectionConfig, outcome: _Outcome, *, as_json: bool) -
     profile = profile_rollouts(job.output_path)
     write_metrics(job.files.metrics, profile, outcome.agents)
     paths = {"rollouts": job.output_path, "metrics": job.files.metrics, "failures": job.files.failures}
-    files = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
+    paths = {name: path for name, path in paths.items() if path.exists()}
     if as_json:
         summary = asdict(outcome.summary)
+        files = {name: str(path.resolve()) for name, path in paths.items()}
         write_json({**summary, "files": files, "metrics": profile_as_json(profile, outcome.agents)})
         return
     console = result_console()
     console.print()
     show_profile(console, profile, outcome.agents, with_tasks=False)
     console.print()
-    for name, path in files.items():
-        write_line(f"{name}: {path}")
+    for name, path in paths.items():
+        write_line(f"{name}: {shown_path(path)}")
     ended = outcome.summary.finished + outcome.summary.failed
-    note(f"{ended} rollouts in {duration(outcome.summary.duration_s)}")
+    note(f"{ended} rollout{'' if ended == 1 else 's'} in {duration(outcome.summary.duration_s)}")
     if outcome.summary.failed:
-        note(f"{outcome.summary.failed} rollouts failed; make them again with --resume.", style="red")
+        note(f"{outcome.summary.failed} of them failed; make them again with --resume.", style="red")
+        if outcome.logs is not None:
+            note(f"logs of the servers: {outcome.logs}")
 
 
 @app.command(epilog=PROFILE_EPILOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import platform
 import sys
 import traceback
@@ -79,6 +80,9 @@ def version(
 
 def main() -> None:
     """Run `gym` with the arguments of the process, and exit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may be no text; `\\udcff` is also how JSON writes such a byte.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -107,7 +111,7 @@ def _show_unexpected(error: Exception, session: Session) -> None:
     summary = f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     try:
         where = f"Traceback: {_save_traceback(text)} (or run again with `gym --debug ...`)"
-    except OSError:
+    except (OSError, RuntimeError):  # a RuntimeError when there is no home directory
         where = "Run again with `gym --debug ...` to see where it happened."
     show_error(f"{summary}\n{where}")
 

@@ -62,7 +62,10 @@ OutputFile: TypeAlias = Annotated[
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", min=1, help="Only the first so many rows.", show_default=False)
 ]
-NumRepeats: TypeAlias = Annotated[int, typer.Option("--num-repeats", "-n", min=1, help="Rollouts per row.")]
+NumRepeats: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--num-repeats", "-n", min=1, help="Rollouts per row. [default: the dataset's own, or 1]"),
+]
 Concurrency: TypeAlias = Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts under way at once.")]
 RolloutTimeout: TypeAlias = Annotated[
     float | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from rich.console import Console
@@ -38,6 +39,12 @@ def write_line(text: str = "") -> None:
 def write_json(value: Any) -> None:
     """Write a result for a program: one JSON value, indented."""
     write_line(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as people read it: relative when it is below the working directory."""
+    path, here = path.absolute(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def note(text: str, style: str = "") -> None:

@@ -25,6 +25,7 @@ from nemo_gym.rollouts.events import (
 
 SECONDS_BETWEEN_LINES: Final = 10.0
 SHOWN_FAILURES: Final = 3
+SHOWN_REASON_LENGTH: Final = 400
 
 _STYLE_OF_EVENT: Final = {"ready": "green", "failed": "bold red"}
 
@@ -167,7 +168,10 @@ class RolloutDisplay:
     def _show_failure(self, event: RolloutFailed) -> None:
         if self._failed <= SHOWN_FAILURES:
             where = f"row {event.task_index}, rollout {event.rollout_index}"
-            self._console.print(Text(f"failed: {where}: {event.reason}", style="red"))
+            reason = event.reason
+            if len(reason) > SHOWN_REASON_LENGTH:
+                reason = f"{reason[:SHOWN_REASON_LENGTH]} ..."
+            self._console.print(Text(f"failed: {where}: {reason}", style="red"), soft_wrap=True)
         if self._failed == SHOWN_FAILURES:
             self._console.print("(more failures go to the failures file alone)", style="dim")
 
@@ -208,6 +212,8 @@ class RolloutDisplay:
 
 def duration(seconds: float) -> str:
     """Return a length of time as people write it: `0.8 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 0.1:
+        return f"{seconds:.2f} s"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

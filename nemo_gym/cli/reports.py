@@ -38,6 +38,7 @@ def metrics_table(rows: Iterable[MetricRow]) -> Table:
     """Return the table of figures."""
     table = plain_table(("metric", "value", "", "note"), ())
     table.columns[1].justify = "right"
+    table.columns[1].no_wrap = True
     for row in rows:
         value = _number(row.value)
         if row.std_err is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,28 +68,30 @@ class RunPlan:
     def input_path(self, given: Path | None) -> Path:
         """Return the file of rows: the given one, else the example dataset of the agent's environment.
 
+        A relative path is looked for in the working directory first, then where components are.
+
         Raises:
             UsageError: There is no such file, or no example dataset, or several agents to choose one from.
         """
         if given is not None:
-            if not given.is_file():
-                raise UsageError(f"--input {given}: there is no such file")
-            return given
-        if len(self._agents) > 1:
-            names = ", ".join(one.name for one in self._agents)
-            raise UsageError(f"which agent? The configuration has {names}\nSay --agent NAME, or --input FILE.")
-        paths = list(self._example_datasets(self._agents[0]))
-        if not paths:
-            raise UsageError(
-                f"the agent {self.agent} has no dataset of type example\nSay which rows to run: --input FILE."
-            )
-        found = find_file(paths[0])
+            return _input_file(given)
+        path = self._example_dataset()["jsonl_fpath"]
+        found = find_file(path)
         if found is None:
             raise UsageError(
-                f"the example dataset {paths[0]} of the agent {self.agent} does not exist\n"
+                f"the example dataset {path} of the agent {self.agent} does not exist\n"
                 "Say which rows to run: --input FILE."
             )
         return found
+
+    def dataset_repeats(self) -> int:
+        """Return how many rollouts each row of the example dataset gets, as its configuration says.
+
+        Raises:
+            UsageError: There is no example dataset, or several agents to choose one from.
+        """
+        repeats: int = self._example_dataset().get("num_repeats", 1)
+        return repeats
 
     def run_settings(self) -> dict[str, Any]:
         """Return what must stay the same when a run is resumed: which model it asks."""
@@ -95,14 +99,20 @@ class RunPlan:
         settings = {"model_type": model.implementation if model else None}
         return {**settings, POLICY_MODEL_NAME_KEY_NAME: self._config.get(POLICY_MODEL_NAME_KEY_NAME)}
 
-    def _example_datasets(self, agent: Instance) -> Iterator[str]:
-        """Yield the files of the agent's examples; then of others that serve the same environment."""
+    def _example_dataset(self) -> Mapping[str, Any]:
+        """Return the agent's first dataset of examples; else one of another that serves the same environment."""
+        if len(self._agents) > 1:
+            names = ", ".join(one.name for one in self._agents)
+            raise UsageError(f"which agent? The configuration has {names}\nSay --agent NAME, or --input FILE.")
+        agent = self._agents[0]
         server = self._resources_server(agent)
         others = [one for one in self._instances if server and server in (one.name, self._resources_server(one))]
         for instance in [agent, *others]:
             for dataset in instance.settings.get("datasets") or ():
                 if dataset.get("type") == "example":
-                    yield dataset["jsonl_fpath"]
+                    found: Mapping[str, Any] = dataset
+                    return found
+        raise UsageError(f"the agent {agent.name} has no dataset of type example\nSay which rows to run: --input FILE.")
 
     def _resources_server(self, instance: Instance) -> str | None:
         """Return the resources server that an agent works for, itself or through the agent that it relays to."""
@@ -122,6 +132,27 @@ class RunPlan:
         raise UsageError(f"--agent {agent}: the configuration has no agent of this name\n{hint}")
 
 
+def _input_file(given: Path) -> Path:
+    with _path_errors("--input", given):
+        found = given if given.is_file() else find_file(given)
+        if found is not None:
+            return found
+        if given.is_dir():
+            raise UsageError(f"--input {given}: expected a file, this is a folder")
+        if given.exists():
+            raise UsageError(f"--input {given}: expected a regular file, for the rows are read twice")
+    raise UsageError(f"--input {given}: there is no such file")
+
+
+@contextmanager
+def _path_errors(option: str, path: Path) -> Iterator[None]:
+    """Turn what the system says of an impossible path (too long, say) into an error of the call."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from error
+
+
 def output_path(environment: str, given: Path | None, *, resume: bool, overwrite: bool) -> Path:
     """Return the file for results: the given one, else one in a new folder, or in the newest one to resume.
 
@@ -129,13 +160,14 @@ def output_path(environment: str, given: Path | None, *, resume: bool, overwrite
         UsageError: There is nothing to resume, or results that were neither to be resumed nor overwritten.
     """
     if given is not None:
-        if given.is_dir():
-            raise UsageError(f"--output {given}: expected a file, this is a folder")
-        if not (resume or overwrite) and given.exists() and given.stat().st_size:
-            raise UsageError(
-                f"{given} holds results already\n"
-                "Continue them with --resume, replace them with --overwrite, or choose another file."
-            )
+        with _path_errors("--output", given):
+            if given.is_dir():
+                raise UsageError(f"--output {given}: expected a file, this is a folder")
+            if not (resume or overwrite) and given.exists() and given.stat().st_size:
+                raise UsageError(
+                    f"{given} holds results already\n"
+                    "Continue them with --resume, replace them with --overwrite, or choose another file."
+                )
         return given
     base = Path(RESULTS_FOLDER) / environment
     if resume:
@@ -143,4 +175,5 @@ def output_path(environment: str, given: Path | None, *, resume: bool, overwrite
         if not earlier:
             raise UsageError(f"there is nothing to resume in {base}\nRun without --resume, or name the --output file.")
         return earlier[-1]
-    return base / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}" / ROLLOUTS_FILE
+    # Two calls may begin within one second.
+    return base / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}" / ROLLOUTS_FILE

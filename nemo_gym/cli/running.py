@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import aiohttp
 from omegaconf import DictConfig
 
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.deployment import running_deployments
-from nemo_gym.errors import NemoGymError, UsageError
+from nemo_gym.errors import UsageError
 from nemo_gym.server_utils import ServerClient
 
 
@@ -19,11 +18,11 @@ def running_config(head_url: str | None) -> DictConfig:
 
     Args:
         head_url: Its head server; when None, that of the only deployment, or of the only one that was started in
-            this folder. Blocks, so call it before an event loop runs.
+            this folder. Blocks.
 
     Raises:
         UsageError: No deployment is running, several are, or the address is none.
-        NemoGymError: The head server does not answer.
+        ServerNotFoundError: The head server does not answer, or something else does.
     """
     url = head_url or _only_deployment()
     try:
@@ -33,11 +32,7 @@ def running_config(head_url: str | None) -> DictConfig:
         host = port = None
     if host is None or port is None:
         raise UsageError(f"--head-server {url}: expected an address such as http://127.0.0.1:11000")
-    try:
-        client = ServerClient.load_from_global_config(BaseServerConfig(host=host, port=port))
-    except (aiohttp.ClientError, OSError) as error:
-        raise NemoGymError(f"the head server {url} does not answer: {error}") from error
-    return client.global_config_dict
+    return ServerClient.load_from_global_config(BaseServerConfig(host=host, port=port)).global_config_dict
 
 
 def _only_deployment() -> str:

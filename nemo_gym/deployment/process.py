@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from nemo_gym.config_types import ServerInstance
-from nemo_gym.errors import ServerStartError, ServerStoppedError
+from nemo_gym.errors import ConfigError, ServerStartError, ServerStoppedError
 
 LOG_TAIL_LINES: Final = 30
 LOG_TAIL_BYTES: Final = 64 * 1024
@@ -31,6 +32,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
 # What the servers' own logging writes for an error: time, level, process, logger, text.
 _ERROR_LOG = re.compile(r"^\S+ \S+ (?:ERROR|CRITICAL) \d+ [\w.]+: (?P<text>.*)")
+_ORDINARY_LOG = re.compile(r"^\S+ \S+ (?:DEBUG|INFO) \d+ [\w.]+: ")
 _PORT_TAKEN = re.compile(r"address already in use", re.IGNORECASE)
 
 
@@ -57,6 +59,11 @@ class ServerProcess:
         return self._process.pid if self._process else None
 
     @property
+    def is_running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
     def seconds(self) -> float:
         """Seconds since the process was started."""
         return time.monotonic() - self._started_at
@@ -66,6 +73,7 @@ class ServerProcess:
 
         Raises:
             ServerStartError: The entrypoint is missing, or the system refuses to start it.
+            ConfigError: The configuration is larger than the system lets the environment be.
         """
         entrypoint = self.instance.folder / self.instance.entrypoint
         if not entrypoint.is_file():
@@ -85,6 +93,8 @@ class ServerProcess:
                     start_new_session=True,
                 )
             except OSError as error:
+                if error.errno == errno.E2BIG:
+                    raise _too_large(environment) from error
                 raise ServerStartError(f"{self.instance.name}: could not be started: {error}") from error
 
     async def wait_ready(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
@@ -110,6 +120,20 @@ class ServerProcess:
         finally:
             exited.cancel()
 
+    async def wait_built(self, timeout_seconds: float) -> None:
+        """Return once the process, started for a dry run, has ended well.
+
+        Raises:
+            ServerStartError: It ended otherwise, or the time ran out; with the end of its log.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                code = await self.wait()
+        except TimeoutError:
+            raise ServerStartError(self._report(f"was not built after {timeout_seconds:g} s")) from None
+        if code:
+            raise ServerStartError(self._report(f"{self._describe_exit()} in a dry run"))
+
     async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
         try:
             async with session.get(f"{self.instance.url}/health", timeout=HEALTH_TIMEOUT) as response:
@@ -130,7 +154,7 @@ class ServerProcess:
         """End the process: SIGTERM, and after the grace SIGKILL to its whole group. Returns when it is gone."""
         if self._process is None:
             return
-        if self._process.returncode is None:
+        if self.is_running:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
@@ -181,6 +205,16 @@ class ServerProcess:
         return "\n".join(lines)
 
 
+def _too_large(environment: Mapping[str, str]) -> ConfigError:
+    name = max(environment, key=lambda name: len(environment[name]))
+    size = len(os.fsencode(environment[name])) // 1024
+    return ConfigError(
+        f"the configuration is too large: servers get it in the environment variable {name}, which has {size} KB "
+        "now; Linux takes 128 KB in one variable",
+        hint="Put what is large into a file, and its path into the configuration.",
+    )
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -191,11 +225,13 @@ def _signal_name(number: int) -> str:
 def find_cause(log_lines: list[str]) -> str | None:
     """Return the line of a log that most likely says why its process ended.
 
-    That is the last line which names an exception, else the last that was logged as an error, else the last one.
+    That is the last line which names an exception, else the last that was logged as an error, else the last one that
+    was not logged as ordinary news.
     """
     newest_first = log_lines[::-1]
     named = next((line for line in newest_first if _ERROR_LINE.match(line)), None)
     if named:
         return named
     logged = next((match["text"] for line in newest_first if (match := _ERROR_LOG.match(line))), None)
-    return logged or next((line.strip() for line in newest_first if line.strip()), None)
+    others = (line.strip() for line in newest_first if not _ORDINARY_LOG.match(line))
+    return logged or next(filter(None, others), None)

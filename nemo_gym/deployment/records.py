@@ -10,16 +10,18 @@ import fcntl
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from io import BufferedRandom
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from nemo_gym.paths import state_dir
+from nemo_gym.errors import NemoGymError
+from nemo_gym.paths import STATE_DIR_ENV, state_dir
 
 KEPT_LOG_DIRS: Final = 10
 
@@ -46,18 +48,23 @@ class RunRecord:
 
 
 class RunFiles:
-    """The record and the log folder of one run; a context manager that holds the record while the run lives."""
+    """The record and the log folder of one run; the record is held from `publish` to `close`.
+
+    Raises:
+        NemoGymError: The state directory can't be used; so do the methods that write, and `running_deployments`.
+    """
 
     def __init__(self) -> None:
         self.started_at = datetime.now(UTC)
         self._run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}-{os.getpid()}-{secrets.token_hex(2)}"
-        self.log_dir = state_dir() / "logs" / self._run_id
-        self._record_path = _records_dir() / f"{self._run_id}.json"
-        self._lock: BufferedRandom | None = None
+        self.log_dir = _folder("logs") / self._run_id
+        self._record_path = _folder("deployments") / f"{self._run_id}.json"
+        self._lock: FileIO | None = None
 
     def open_log_dir(self) -> Path:
         """Create the folder for log files, and remove the oldest ones of runs that are over."""
-        self.log_dir.mkdir(mode=0o700, parents=True)
+        with _state_dir_errors():
+            self.log_dir.mkdir(mode=0o700)
         in_use = {record.log_dir for record in running_deployments()} | {str(self.log_dir)}
         past = sorted(path for path in self.log_dir.parent.iterdir() if path.is_dir() and str(path) not in in_use)
         for path in past[: max(0, len(past) - KEPT_LOG_DIRS + 1)]:
@@ -67,11 +74,11 @@ class RunFiles:
     def publish(self, record: RunRecord) -> None:
         """Write the record, locked, so that readers see it whole or not at all."""
         unfinished = self._record_path.with_suffix(".new")
-        self._lock = unfinished.open("w+b")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._lock.write(orjson.dumps(asdict(record)))
-        self._lock.flush()
-        unfinished.rename(self._record_path)
+        with _state_dir_errors():
+            self._lock = unfinished.open("w+b", buffering=0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock.write(orjson.dumps(asdict(record)))
+            unfinished.rename(self._record_path)
 
     def close(self) -> None:
         """Remove the record. The log files stay."""
@@ -84,7 +91,7 @@ class RunFiles:
 def running_deployments() -> list[RunRecord]:
     """Return the records of deployments whose parent process is alive, oldest first; stale ones are removed."""
     found = []
-    for path in sorted(_records_dir().glob("*.json")):
+    for path in sorted(_folder("deployments").glob("*.json")):
         with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
             if _can_lock(file.fileno()):
                 path.unlink(missing_ok=True)
@@ -101,7 +108,18 @@ def _can_lock(fd: int) -> bool:
     return True
 
 
-def _records_dir() -> Path:
-    folder = state_dir() / "deployments"
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _folder(name: str) -> Path:
+    with _state_dir_errors():
+        folder = state_dir() / name
+        folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+@contextmanager
+def _state_dir_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # a RuntimeError when there is no home directory
+        raise NemoGymError(
+            f"can't write to the state directory: {error}\nSet {STATE_DIR_ENV} to a folder that can be written."
+        ) from error

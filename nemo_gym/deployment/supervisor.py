@@ -1,8 +1,9 @@
 """All servers of one configuration, as one thing that is entered and left.
 
 Lifecycle: entering checks the ports, starts the head server in this process and one process per server
-instance, and returns when each answers `/health`. Leaving sends SIGTERM to each, and after a grace SIGKILL to the
-group of each that is still there.
+instance, and returns when each answers `/health` (of a server with several workers the first one that can). With
+`dry_run` it returns when each has built its application and ended. Leaving sends SIGTERM to each, and after a grace
+SIGKILL to the group of each that is still there.
 
 Failure policy: a server that exits or is not ready in time ends the start with `ServerStartError`; a server that
 exits later cancels the block's task, and the block ends with `ServerStoppedError`. Either way all others are stopped
@@ -31,6 +32,7 @@ from nemo_gym.deployment.process import ServerProcess
 from nemo_gym.deployment.records import RunFiles, RunRecord
 from nemo_gym.errors import ConfigError, ServerStartError, ServerStoppedError
 from nemo_gym.global_config import (
+    DRY_RUN_KEY_NAME,
     HEAD_SERVER_KEY_NAME,
     NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME,
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
@@ -91,6 +93,7 @@ class Deployment:
     ) -> None:
         self.config = config
         self.working_dir = (working_dir or Path.cwd()).resolve()
+        self.dry_run = bool(config.config_dict.get(DRY_RUN_KEY_NAME))
         self.start_timeout = _seconds(config, START_TIMEOUT_KEY, DEFAULT_START_TIMEOUT)
         self.stop_grace = _seconds(config, STOP_GRACE_KEY, DEFAULT_STOP_GRACE)
         self.servers: list[ServerProcess] = []
@@ -161,11 +164,16 @@ class Deployment:
 
     async def _wait_ready(self, server: ServerProcess, session: aiohttp.ClientSession) -> None:
         try:
-            await server.wait_ready(session, self.start_timeout)
+            if self.dry_run:
+                await server.wait_built(self.start_timeout)
+            else:
+                await server.wait_ready(session, self.start_timeout)
         except ServerStartError:
             self._emit("failed", server, server.seconds)
             raise
         self._emit("ready", server, server.seconds)
+        if self.dry_run:
+            return
         self._watchers.append(asyncio.create_task(self._watch(server)))
 
     async def _watch(self, server: ServerProcess) -> None:
@@ -204,9 +212,12 @@ class Deployment:
 
     async def _stop_server(self, server: ServerProcess) -> None:
         asked_at = time.monotonic()
-        self._emit("stopping", server, server.seconds)
+        was_running = server.is_running
+        if was_running:
+            self._emit("stopping", server, server.seconds)
         await server.stop(self.stop_grace)
-        self._emit("stopped", server, time.monotonic() - asked_at)
+        if was_running:
+            self._emit("stopped", server, time.monotonic() - asked_at)
 
     def _emit(self, kind: EventKind, server: ServerProcess, seconds: float) -> None:
         # A terminal that went away (SIGHUP) can't be written to; the servers must be stopped all the same.

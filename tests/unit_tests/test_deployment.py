@@ -18,7 +18,8 @@ import pytest
 
 from nemo_gym.deployment import Deployment, ServerEvent, StopSignals, running_deployments
 from nemo_gym.deployment.process import find_cause
-from nemo_gym.errors import ConfigError, Interrupted, ServerStartError, ServerStoppedError
+from nemo_gym.deployment.records import RunFiles
+from nemo_gym.errors import ConfigError, Interrupted, NemoGymError, ServerStartError, ServerStoppedError
 from nemo_gym.global_config import GlobalConfig, load_global_config
 from nemo_gym.paths import state_dir
 
@@ -400,6 +401,42 @@ async def test_the_record_is_there_while_it_runs(make_config: MakeConfig, projec
     assert running_deployments() == []
 
 
+async def test_a_dry_run_builds_every_server_and_serves_none(make_config: MakeConfig, project: Path) -> None:
+    events: list[ServerEvent] = []
+    config = make_config("time.sleep(0.2)", extra="dry_run: true\n")
+    async with Deployment(config, on_event=events.append):
+        assert [event.kind for event in events] == ["starting", "starting", "ready", "ready"]
+        assert server_processes(project) == []
+
+
+async def test_a_dry_run_shows_why_a_server_can_not_be_built(make_config: MakeConfig) -> None:
+    config = make_config("raise ValueError('no answers')", names=("one",), extra="dry_run: true\n")
+    with pytest.raises(ServerStartError, match=r"exited with code 1 (.|\n)*cause: ValueError: no answers"):
+        async with Deployment(config):
+            pytest.fail("it can't be built")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of one environment variable is Linux's")
+async def test_a_configuration_too_large_to_be_handed_over_says_so(make_config: MakeConfig, project: Path) -> None:
+    config = make_config(extra=f"table: {'x' * 140_000}\n")
+    with pytest.raises(ConfigError, match=r"137 KB.* 128 KB") as caught:
+        async with Deployment(config):
+            pytest.fail("no server can be started")
+    assert "file" in str(caught.value)
+    assert server_processes(project) == []
+
+
+@pytest.mark.parametrize("use", [running_deployments, RunFiles])
+def test_a_state_folder_that_can_not_be_used_is_named(
+    use: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("NEMO_GYM_STATE_DIR", str(blocked))
+    with pytest.raises(NemoGymError, match=rf"{blocked}(.|\n)*NEMO_GYM_STATE_DIR"):
+        use()
+
+
 def test_a_record_whose_process_is_gone_is_removed() -> None:
     folder = state_dir() / "deployments"
     folder.mkdir(parents=True)
@@ -592,6 +629,8 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
         (["pkg.errors.ConfigError: bad key"], "pkg.errors.ConfigError: bad key"),
         (["2026-01-02 03:04:05,678 ERROR 7 nemo_gym.server: key: wrong", "a hint"], "key: wrong"),
         (["first", "last", ""], "last"),
+        (["first", "2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], "first"),
+        (["2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], None),
         ([], None),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,3 +182,79 @@ def test_a_server_that_dies_ends_the_run_and_says_so(here: Path) -> None:
     assert f"error: {COUNTER} (resources_servers/{COUNTER}) was killed by SIGKILL while it was running" in text
     assert "To go on: the same call with --resume" in text
     assert processes_of_this_test() == []
+
+
+def test_runs_that_begin_at_once_do_not_meet(here: Path) -> None:
+    call = [*GYM, "eval", "run", "-r", COUNTER, "--limit", "2"]
+    runs = [subprocess.Popen(call, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    for run in runs:
+        _, text = run.communicate(timeout=180)
+        assert run.returncode == 0, text
+    folders = list((here / "results" / COUNTER).iterdir())
+    assert [len(read_lines(folder / "rollouts.jsonl")) for folder in folders] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--input", "empty.jsonl"], "empty.jsonl has no rows"),
+        (["--output", "/dev/null"], "not a regular file"),
+        (["--output", "no-rollouts.jsonl", "--resume"], "not a result of a rollout collection"),
+        (["--limit", "1", "dry_run=true"], "gym env start"),
+    ],
+)
+def test_what_can_not_be_run_is_refused_before_a_server_starts(here: Path, arguments: list[str], problem: str) -> None:
+    (here / "empty.jsonl").touch()
+    (here / "no-rollouts.jsonl").write_text('{"reward": 1.0}\n')
+    result = gym(here, "eval", "run", "-r", COUNTER, *arguments, code=2)
+    assert problem in result.stderr
+    assert "ready" not in result.stderr
+    assert result.stdout == ""
+    assert sorted(path.name for path in here.rglob("*.jsonl")) == ["empty.jsonl", "no-rollouts.jsonl"]
+
+
+def test_a_dry_run_builds_the_servers_and_ends(here: Path) -> None:
+    result = gym(here, "env", "start", "-r", COUNTER, "dry_run=true")
+    assert "Dry run: each of the 3 servers was built" in result.stderr
+    assert "Stopping" not in result.stderr
+
+
+def test_servers_that_do_not_start_leave_nothing_to_resume(here: Path) -> None:
+    gym(here, "eval", "run", "-r", COUNTER, "--limit", "1")
+    gym(here, "eval", "run", "-r", COUNTER, "server_start_timeout=0.01", code=1)
+    result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "1", "--resume")
+    assert "1 of 1 rollouts were finished by an earlier run" in result.stderr
+    assert len(list((here / "results" / COUNTER).iterdir())) == 1
+
+
+def test_paths_below_the_working_directory_are_shown_relative_to_it(here: Path) -> None:
+    result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "1", "--output", str(here / "out.jsonl"))
+    assert "rollouts: out.jsonl\nmetrics: out_metrics.json\n" in result.stdout
+    assert "Results: out.jsonl\n" in result.stderr
+    assert re.search(r"^1 rollouts? in \d", result.stderr, re.MULTILINE)
+
+
+def test_repeats_come_from_the_call_else_from_the_dataset(here: Path) -> None:
+    repeats = f"{COUNTER}_simple_agent.responses_api_agents.simple_agent.datasets.0.num_repeats=2"
+    result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "2", "--json", repeats)
+    assert json.loads(result.stdout)["finished"] == 4
+    result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "2", "--num-repeats", "3", "--json", repeats)
+    assert json.loads(result.stdout)["finished"] == 6
+
+
+def test_a_row_that_asks_for_another_agent_is_not_given_to_the_only_one(here: Path) -> None:
+    row = {
+        "initial_count": 0,
+        "expected_count": 0,
+        "responses_create_params": {"input": "hello"},
+        "agent_ref": {"type": "responses_api_agents", "name": "another_agent"},
+    }
+    (here / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    result = gym(here, "eval", "run", "-r", COUNTER, "--input", "rows.jsonl", "--output", "out.jsonl", code=1)
+    (failure,) = read_lines(here / "out_failures.jsonl")
+    assert failure["_ng_failure_class"] == "no_agent"
+    assert "another_agent" in failure["reason"]
+    assert "logs of the servers: " in result.stderr
+    named = f"{COUNTER}_simple_agent"
+    gym(here, "eval", "run", "-r", COUNTER, "-a", named, "--input", "rows.jsonl", "--output", "named.jsonl")
+    assert len(read_lines(here / "named.jsonl")) == 1

@@ -96,9 +96,9 @@ def test_only_the_first_failures_are_spelled_out(clock: Clock) -> None:
     display = RolloutDisplay(console, clock=clock)
     display(CollectionStarted(total=100, already_done=0))
     for row in range(20):
-        display(RolloutFailed(row, 0, "error", f"[reason] {row}"))
+        display(RolloutFailed(row, 0, "error", f"[reason] {row}" if row else "x" * 1000))
     assert stream.getvalue().splitlines() == [
-        "failed: row 0, rollout 0: [reason] 0",
+        f"failed: row 0, rollout 0: {'x' * 400} ...",
         "failed: row 1, rollout 0: [reason] 1",
         "failed: row 2, rollout 0: [reason] 2",
         "(more failures go to the failures file alone)",
@@ -107,7 +107,14 @@ def test_only_the_first_failures_are_spelled_out(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.44, "0.4 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (90_000, "25 h 00 min")],
+    [
+        (0.02, "0.02 s"),
+        (0.44, "0.4 s"),
+        (59.4, "59 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (90_000, "25 h 00 min"),
+    ],
 )
 def test_lengths_of_time_are_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text

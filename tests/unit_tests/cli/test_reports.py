@@ -62,3 +62,10 @@ def test_what_an_environment_finds_worth_knowing_is_shown_as_it_says(tmp_path: P
     assert "judge strict" in lines
     assert not any(line.startswith("mean/reward") for line in lines)
     assert "Metrics of my_agent" not in shown(path, {"my_agent": AggregateMetrics(key_metrics={"mean/reward": 1.0})})
+
+
+def test_a_narrow_terminal_still_shows_every_value(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    profile = profile_rollouts(rollouts_file(tmp_path, {0: [1.0, 0.0], 1: [1.0, 1.0]}))
+    show_profile(Console(file=stream, width=30), profile, {}, with_tasks=False)
+    assert "0.75 +- 0.25" in stream.getvalue()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def test_a_configuration_without_agent_cannot_run() -> None:
         RunPlan({"m": {"responses_api_models": {"x": {}}}, "policy_model_name": "m"}, None)
 
 
+def test_a_dataset_says_how_many_rollouts_its_rows_get() -> None:
+    several = {**dataset("examples.jsonl"), "num_repeats": 4}
+    assert RunPlan({"a": agent(datasets=[several])}, None).dataset_repeats() == 4
+    assert RunPlan({"a": agent(datasets=[dataset("examples.jsonl")])}, None).dataset_repeats() == 1
+
+
 def test_the_default_input_is_the_agents_example_dataset(here: Path) -> None:
     (here / "examples.jsonl").touch()
     (here / "train.jsonl").touch()
@@ -101,6 +108,37 @@ def test_an_input_that_does_not_exist_is_named() -> None:
         RunPlan({"a": agent()}, None).input_path(Path("gone.jsonl"))
 
 
+def test_an_input_that_is_a_folder_is_called_one(here: Path) -> None:
+    with pytest.raises(UsageError, match="expected a file, this is a folder"):
+        RunPlan({"a": agent()}, None).input_path(here)
+
+
+def test_an_input_is_looked_for_where_components_are(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = here / "elsewhere"
+    (roots / "data").mkdir(parents=True)
+    (roots / "data" / "rows.jsonl").touch()
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(roots))
+    plan = RunPlan({"a": agent()}, None)
+    assert plan.input_path(Path("data/rows.jsonl")) == roots / "data" / "rows.jsonl"
+    (here / "data").mkdir()
+    (here / "data" / "rows.jsonl").touch()
+    assert plan.input_path(Path("data/rows.jsonl")) == Path("data/rows.jsonl")
+
+
+def test_an_input_need_not_be_a_regular_file_to_be_told_from_a_missing_one(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    with pytest.raises(UsageError, match="read twice"):
+        RunPlan({"a": agent()}, None).input_path(Path("pipe"))
+
+
+def test_a_path_that_no_file_can_have_is_an_error_of_the_call() -> None:
+    name = "x" * 300
+    with pytest.raises(UsageError, match="--input"):
+        RunPlan({"a": agent()}, None).input_path(Path(name))
+    with pytest.raises(UsageError, match="--output"):
+        output_path("counter", Path(name), resume=False, overwrite=False)
+
+
 def test_a_resumed_run_must_ask_the_same_model() -> None:
     config = {"a": agent(), "policy_model": {"responses_api_models": {"vllm_model": {}}}, "policy_model_name": "m1"}
     assert RunPlan(config, None).run_settings() == {"model_type": "vllm_model", "policy_model_name": "m1"}
@@ -111,6 +149,7 @@ def test_the_default_output_is_a_new_folder_named_by_time() -> None:
     assert path.parts[:2] == ("results", "counter")
     assert path.name == "rollouts.jsonl"
     assert not path.exists()
+    assert path.parent.name.endswith(f"Z-{os.getpid()}"), "two calls of one second must not meet"
 
 
 def test_resume_takes_the_newest_run(here: Path) -> None:
