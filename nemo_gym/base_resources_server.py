@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from nemo_gym.config_types import (
     AggregateMetrics as AggregateMetrics,
@@ -58,10 +58,10 @@ class BaseVerifyResponse(BaseVerifyRequest):
     """A scored rollout.
 
     Attributes:
-        reward: The score; 1.0 for full success in most environments.
+        reward: The score, a finite number; 1.0 for full success in most environments.
     """
 
-    reward: float
+    reward: float = Field(allow_inf_nan=False)
 
 
 class BaseSeedSessionRequest(BaseModel):

@@ -91,6 +91,9 @@ class BaseRunServerConfig(BaseServerConfig):
         verified: Whether training on this environment has been shown to work.
         description: One sentence for people.
         datasets: The tasks that belong to the server.
+        shutdown_grace_s: Seconds that requests in flight get to finish when the server is asked to stop.
+        worker_health_timeout_s: Seconds without a sign of life after which a worker is replaced, and its sessions
+            are lost; with one worker it means nothing. A handler that holds the interpreter gives no sign.
     """
 
     entrypoint: str
@@ -98,6 +101,8 @@ class BaseRunServerConfig(BaseServerConfig):
     verified: bool = False
     description: str | None = None
     datasets: list[DatasetConfig] | None = None
+    shutdown_grace_s: int = Field(default=10, ge=0)
+    worker_health_timeout_s: int = Field(default=60, ge=1)
 
 
 class BaseRunServerInstanceConfig(BaseRunServerConfig):

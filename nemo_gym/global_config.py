@@ -43,6 +43,7 @@ POLICY_BASE_URL_KEY_NAME: Final = "policy_base_url"
 POLICY_API_KEY_KEY_NAME: Final = "policy_api_key"
 POLICY_MODEL_NAME_KEY_NAME: Final = "policy_model_name"
 SESSION_SECRET_KEY_NAME: Final = "session_secret"
+MIN_SECRET_LENGTH: Final = 16
 
 ENV_FILE_NAME: Final = "env.yaml"
 
@@ -251,9 +252,12 @@ def _check_reserved(checker: Checker) -> None:
     for key in _TEXT_KEYS:
         if not isinstance(values.get(key), str | None):
             raise checker.error("expected text", (key,), "Put the value in quotes.")
-    secrets = values.get(SESSION_SECRET_KEY_NAME) or ""
-    if not all(isinstance(secret, str) for secret in (secrets if isinstance(secrets, list) else [secrets])):
-        raise checker.error("expected text, or a list of texts, newest first", (SESSION_SECRET_KEY_NAME,))
+    secrets = values.get(SESSION_SECRET_KEY_NAME)
+    several = secrets if isinstance(secrets, list) and secrets else [secrets]
+    if secrets is not None and not all(isinstance(it, str) and len(it) >= MIN_SECRET_LENGTH for it in several):
+        problem = f"expected a text of at least {MIN_SECRET_LENGTH} characters, or a list of such, newest first"
+        hint = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        raise checker.error(problem, (SESSION_SECRET_KEY_NAME,), hint)
     ports = values.get(DISALLOWED_PORTS_KEY_NAME)
     checker.typed(ports, (DISALLOWED_PORTS_KEY_NAME,), list, "a list of ports")
     for position, port in enumerate(ports or ()):

@@ -16,6 +16,7 @@ from nemo_gym.paths import component_roots, find_component, iter_components
 DEFAULT_ENTRYPOINT: Final = "app.py"
 
 _INSTANCE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_RESERVED_NAMES: Final = ("head_server",)
 _KIND_EXPECTED: Final = f"expected exactly one of {', '.join(SERVER_KINDS)}"
 
 
@@ -138,6 +139,8 @@ class Checker:
 
     def _instance(self, name: str, kind: ServerKind) -> FoundInstance:
         path = (name, kind)
+        if name in _RESERVED_NAMES:
+            raise self.error(f"'{name}' has a meaning of its own and can't be an instance's name", path)
         if not _INSTANCE_NAME.fullmatch(name):
             problem = f"{name!r} can't be an instance's name; expected letters, digits, '_', '-' and '.'"
             raise self.error(problem, path)
@@ -176,13 +179,17 @@ class Checker:
             if near and key != near:
                 raise self.error("unknown setting", (*path, key), f"Did you mean '{near}'?")
         self.port(settings.get("port"), (*path, "port"))
-        self.integer(settings.get("num_workers"), (*path, "num_workers"), 1)
+        for key, lowest in (("num_workers", 1), ("shutdown_grace_s", 0), ("worker_health_timeout_s", 1)):
+            self.integer(settings.get(key), (*path, key), lowest)
+        for key in ("shutdown_grace_s", "worker_health_timeout_s", "expose_tools_over_mcp"):
+            _drop_null(settings, key)
         if settings.get("entrypoint") is None:
             settings["entrypoint"] = DEFAULT_ENTRYPOINT
         self.typed(settings["entrypoint"], (*path, "entrypoint"), str, "the name of a Python file")
         self._check_entrypoint(instance)
         self.typed(settings.get("description"), (*path, "description"), str, "text")
-        self.typed(settings.get("verified"), (*path, "verified"), bool, "true or false")
+        for key in ("verified", "expose_tools_over_mcp"):
+            self.typed(settings.get(key), (*path, key), bool, "true or false")
         if settings.get("domain") is not None:
             self.one_of(settings["domain"], (*path, "domain"), [str(member) for member in Domain])
         self._check_datasets(settings.get("datasets"), (*path, "datasets"))

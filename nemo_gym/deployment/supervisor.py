@@ -27,7 +27,7 @@ from typing import Final, Literal, Self, TypeAlias
 
 import aiohttp
 
-from nemo_gym.config_types import ServerInstance, server_url
+from nemo_gym.config_types import BaseRunServerConfig, ServerInstance, server_url
 from nemo_gym.deployment.process import ServerProcess
 from nemo_gym.deployment.records import RunFiles, RunRecord
 from nemo_gym.errors import ConfigError, ServerStartError, ServerStoppedError
@@ -45,8 +45,7 @@ from nemo_gym.server.worker_env import parent_pipe_env
 START_TIMEOUT_KEY: Final = "server_start_timeout"
 DEFAULT_START_TIMEOUT: Final = 300.0
 STOP_GRACE_KEY: Final = "server_stop_grace"
-# Longer than the time a server gives the requests in flight.
-DEFAULT_STOP_GRACE: Final = 15.0
+_STOP_MARGIN: Final = 5.0
 
 
 EventKind: TypeAlias = Literal["starting", "ready", "failed", "stopping", "stopped"]
@@ -76,7 +75,8 @@ class Deployment:
 
     Args:
         config: The resolved configuration. Its top-level keys `server_start_timeout` (seconds, 300 by default)
-            and `server_stop_grace` (seconds between SIGTERM and SIGKILL, 15 by default) are read here.
+            and `server_stop_grace` (seconds between SIGTERM and SIGKILL; by default what the servers' own
+            `shutdown_grace_s` can take) are read here.
         on_event: Called on the event loop at each change of a server.
         working_dir: The user's folder, in which components are looked for first; the process's when None.
 
@@ -95,7 +95,7 @@ class Deployment:
         self.working_dir = (working_dir or Path.cwd()).resolve()
         self.dry_run = bool(config.config_dict.get(DRY_RUN_KEY_NAME))
         self.start_timeout = _seconds(config, START_TIMEOUT_KEY, DEFAULT_START_TIMEOUT)
-        self.stop_grace = _seconds(config, STOP_GRACE_KEY, DEFAULT_STOP_GRACE)
+        self.stop_grace = _seconds(config, STOP_GRACE_KEY, _longest_stop(config))
         self.servers: list[ServerProcess] = []
         self._on_event = on_event
         self._files = RunFiles()
@@ -283,6 +283,13 @@ def _why_not_bindable(host: str, port: int) -> str | None:
                 )
             return f"can't listen on {host}, port {port}: {error.strerror or error}"
     return None
+
+
+def _longest_stop(config: GlobalConfig) -> float:
+    """Return how many seconds the slowest server may take to stop by itself: it may use its grace twice."""
+    default = BaseRunServerConfig.model_fields["shutdown_grace_s"].default
+    graces = [instance.settings.get("shutdown_grace_s", default) for instance in config.instances.values()]
+    return 2.0 * max(graces, default=0) + _STOP_MARGIN
 
 
 def _seconds(config: GlobalConfig, key: str, default: float) -> float:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
+import reprlib
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, ClassVar, Final
 
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict
+from itsdangerous import TimestampSigner
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import Response
 
@@ -26,8 +32,15 @@ from nemo_gym.server.bootstrap import load_process_config, start
 from nemo_gym.server.client import ServerClient, close_client
 from nemo_gym.server.middleware import ErrorReplyMiddleware, SessionIdMiddleware
 from nemo_gym.server.secrets import derive_session_key, session_secrets
+from nemo_gym.session_routing import SESSION_OWNER_KEY
 
-_SHOWN_VALUE_LENGTH = 100
+_SHOWN_VALUE_LENGTH: Final = 100
+_SHOWN_PROBLEMS: Final = 20
+_SECRET_NAME: Final = re.compile(r"api_?key|secret|password|authorization|token\b", re.IGNORECASE)
+
+# Bounded in depth and length, so that a large request isn't written out whole only to be cut.
+_shown: Final = reprlib.Repr()
+_shown.maxstring = _shown.maxother = _SHOWN_VALUE_LENGTH
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +85,16 @@ class SimpleServer(BaseServer):
 
     server_client: ServerClient
 
+    _session_keys: list[str] = PrivateAttr(default_factory=list)
+
     @abstractmethod
     def setup_webserver(self) -> FastAPI:
         """Return the application with its middleware and routes; extend it in subclasses."""
 
     def create_webserver(self) -> FastAPI:
         """Return an application with what all servers share: sessions, error replies and `GET /health`."""
-        app = FastAPI(title=self.config.name, lifespan=_lifespan)
+        app = FastAPI(title=self.config.name or type(self).__name__)
+        app.router.lifespan_context = _closing_client(app.router.lifespan_context)
         app.add_exception_handler(RequestValidationError, self._answer_invalid_request)
         app.add_api_route("/health", _health, methods=["GET"], include_in_schema=False)
         # The last one added is the outermost.
@@ -101,6 +117,24 @@ class SimpleServer(BaseServer):
 
     def session_keys(self) -> list[str]:
         """Return the keys of the session cookie: the first signs, all of them verify."""
+        if not self._session_keys:
+            self._session_keys = self._derive_session_keys()
+        return self._session_keys
+
+    def session_cookies(self, request: Request) -> dict[str, str]:
+        """Return the cookie of a request's session, also of one that begins with it, as the reply would set it.
+
+        With it a handler can call its own server within the same session: the call reaches the same worker.
+        """
+        session = dict(request.session)
+        routing = getattr(request.app.state, "session_routing", None)
+        if routing is not None:
+            session.setdefault(SESSION_OWNER_KEY, routing.worker_id)
+        # As Starlette's SessionMiddleware writes it.
+        signed = TimestampSigner(self.session_keys()[0]).sign(b64encode(orjson.dumps(session)))
+        return {self.get_session_middleware_key(): signed.decode()}
+
+    def _derive_session_keys(self) -> list[str]:
         cookie = self.get_session_middleware_key()
         global_config = getattr(self.server_client, "global_config_dict", None)
         secrets = session_secrets(global_config if isinstance(global_config, Mapping) else {})
@@ -108,7 +142,10 @@ class SimpleServer(BaseServer):
 
     async def _answer_invalid_request(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        problems = [_described(problem) for problem in error.errors()]
+        found = error.errors()
+        problems = [_described(problem) for problem in found[:_SHOWN_PROBLEMS]]
+        if len(found) > _SHOWN_PROBLEMS:
+            problems.append({"loc": [], "msg": f"and {len(found) - _SHOWN_PROBLEMS} more problems", "type": "more"})
         logger.warning("%s: %s %s: invalid request: %s", self.config.name, request.method, request.url.path, problems)
         content = orjson.dumps({"detail": problems}, default=str, option=orjson.OPT_NON_STR_KEYS)
         return Response(content, 422, media_type="application/json")
@@ -123,9 +160,7 @@ class SimpleServer(BaseServer):
         return start(cls)
 
 
-def add_model_route(
-    app: FastAPI, path: str, handler: Callable[..., Awaitable[Any]], documented: type[BaseModel]
-) -> None:
+def add_model_route(app: FastAPI, path: str, handler: Callable[..., Any], documented: type[BaseModel]) -> None:
     """Add `POST path`, answered by `handler` with all fields of the model it returns.
 
     FastAPI alone would cut a reply down to the fields of the declared type, and a subclass's handler often declares
@@ -134,22 +169,24 @@ def add_model_route(
     Args:
         app: The application.
         path: The route.
-        handler: A bound method; returns a model, or a ready `Response`.
+        handler: A bound method; returns a model, a JSON-able value, or a ready `Response`. One that is no coroutine
+            function runs in a thread, as FastAPI does it.
         documented: The model that the route's documentation shows.
     """
     signature = inspect.signature(handler, eval_str=True)
+    is_async = inspect.iscoroutinefunction(handler)
     # A handler may set cookies and a status on a reply that FastAPI gives it for the purpose.
     given = next((name for name, it in signature.parameters.items() if it.annotation is Response), None)
 
     @functools.wraps(handler)
     async def endpoint(*args: Any, **kwargs: Any) -> Response:
-        result = await handler(*args, **kwargs)
+        result = await handler(*args, **kwargs) if is_async else await run_in_threadpool(handler, *args, **kwargs)
         if isinstance(result, Response):
             return result
         if isinstance(result, BaseModel):
             content = result.__pydantic_serializer__.to_json(result)
         else:
-            content = orjson.dumps(result)
+            content = orjson.dumps(result, default=jsonable_encoder, option=orjson.OPT_NON_STR_KEYS)
         reply = Response(content, media_type="application/json")
         if given is not None:
             _take_over(reply, kwargs[given])
@@ -171,12 +208,18 @@ def _take_over(reply: Response, given: Response) -> None:
     reply.status_code = given.status_code or reply.status_code
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await close_client()
+def _closing_client(inner: Callable[[Any], AbstractAsyncContextManager[Any]]) -> Callable[[Any], Any]:
+    """Return the lifespan `inner`, FastAPI's own that runs the `startup` and `shutdown` handlers, with ours around."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        try:
+            async with inner(app) as state:
+                yield state
+        finally:
+            await close_client()
+
+    return lifespan
 
 
 async def _health() -> Response:
@@ -184,8 +227,14 @@ async def _health() -> Response:
 
 
 def _described(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """One validation problem, with the offending value shortened."""
-    value = repr(problem.get("input"))
-    if len(value) > _SHOWN_VALUE_LENGTH:
-        value = f"{value[:_SHOWN_VALUE_LENGTH]}... ({len(value)} characters)"
-    return {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"], "input": value}
+    """One validation problem; of the offending value, the beginning, and of a mapping only the names."""
+    value = problem.get("input")
+    if any(_SECRET_NAME.search(str(part)) for part in problem["loc"]):
+        shown = "(not shown)"
+    elif isinstance(value, Mapping):
+        shown = f"a mapping of {', '.join(str(key)[:_SHOWN_VALUE_LENGTH] for key in list(value)[:10])}"
+    else:
+        shown = _shown.repr(value)
+    if len(shown) > _SHOWN_VALUE_LENGTH:
+        shown = f"{shown[:_SHOWN_VALUE_LENGTH]}..."
+    return {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"], "input": shown}

@@ -54,11 +54,8 @@ from nemo_gym.session_routing import (
 
 # Longer than any client of ours keeps an idle connection: the client closes first.
 _KEEP_ALIVE_S: Final = 75
-_SHUTDOWN_GRACE_S: Final = 10
-_ORPHAN_GRACE_S: Final = _SHUTDOWN_GRACE_S + 5
-# A worker that doesn't answer for this long is replaced, and its sessions are lost: generous, as a handler may hold
-# the interpreter for a while.
-_WORKER_HEALTH_S: Final = 60
+# Added to twice the grace of a stop (see `Supervisor`), before a process whose parent is gone ends by force.
+_ORPHAN_MARGIN_S: Final = 5
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +104,9 @@ def start(server_class: type[RunnableServer]) -> FastAPI | None:
     except NemoGymError as error:
         logger.error("%s", error)  # noqa: TRY400
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        # uvicorn raises the signal again after its graceful end.
+        sys.exit(128 + signal.SIGINT)
     except Exception:
         logger.exception("%s failed", server_class.__name__)
         sys.exit(1)
@@ -138,9 +138,8 @@ def load_process_config(config_type: type[BaseRunServerInstanceConfig]) -> BaseR
 def build_app(server_class: type[RunnableServer]) -> FastAPI:
     """Return the application of `server_class`, ready to be served in this process."""
     global_config = get_global_config_dict()
-    server = server_class(
-        config=load_process_config(server_class.config_type()), server_client=ServerClient.from_config(global_config)
-    )
+    config = load_process_config(server_class.config_type())
+    server = server_class(config=config, server_client=ServerClient.from_config(global_config))
     app = server.setup_webserver()
     worker = WorkerEnv.read()
     if worker is not None and worker.socket_dir is not None:
@@ -149,6 +148,7 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
             socket_dir=worker.socket_dir,
             session_cookie=server.get_session_middleware_key(),
             secret_key=list(server.session_keys()),
+            grace=config.shutdown_grace_s,
         )
     app.add_middleware(DisconnectMiddleware)
     app.state.built_by_nemo_gym = True
@@ -164,8 +164,9 @@ def worker_app() -> FastAPI:
     """
     worker = WorkerEnv.read()
     assert worker is not None, "worker_app is for the workers that the bootstrap starts"
+    _configure_logging()
     raise_descriptor_limit()
-    _follow_main_process()
+    _follow_main_process(load_process_config(BaseRunServerInstanceConfig).shutdown_grace_s)
     entrypoint = sys.modules["__main__"]
     app = getattr(entrypoint, "app", None)
     # Another `app`, not of `run_webserver`, would serve sessions without their owner.
@@ -179,7 +180,7 @@ def worker_app() -> FastAPI:
 
 
 def _build_or_give_up(server_class: type[RunnableServer]) -> FastAPI:
-    """Build a worker's application; a failure would repeat itself, so it stops the main process too."""
+    """Build a worker's application, or end with the error's text; the supervisor decides what follows."""
     try:
         return build_app(server_class)
     except NemoGymError as error:
@@ -211,12 +212,19 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
             lambda: os.read(parent_pipe, 1),
             lambda: os.killpg(0, signal.SIGKILL),
             "the parent process is gone",
+            config.shutdown_grace_s,
         )
     raise_descriptor_limit()
     sock = _bind(config)
     workers = config.num_workers or 1
     if workers == 1:
-        uvicorn.Server(_uvicorn_config(build_app(server_class), config)).run(sockets=[sock])
+        server = uvicorn.Server(_uvicorn_config(build_app(server_class), config))
+        try:
+            server.run(sockets=[sock])
+        except SystemExit as error:
+            if server.started:
+                raise
+            raise ServerStartError(f"{config.name} could not start; its error stands above") from error
         return
     with _worker_env(server_class):
         uvicorn_config = _uvicorn_config(f"{__name__}:{worker_app.__name__}", config, factory=True, workers=workers)
@@ -256,8 +264,8 @@ def _uvicorn_config(app: FastAPI | str, config: BaseRunServerInstanceConfig, **k
         log_config=None,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
-        timeout_worker_healthcheck=_WORKER_HEALTH_S,
+        timeout_graceful_shutdown=config.shutdown_grace_s,
+        timeout_worker_healthcheck=config.worker_health_timeout_s,
         proxy_headers=False,
         **kwargs,
     )
@@ -283,24 +291,25 @@ def _bind(config: BaseRunServerInstanceConfig) -> socket.socket:
     return sock
 
 
-def _follow_main_process() -> None:
+def _follow_main_process(grace_s: float) -> None:
     main_process = multiprocessing.parent_process()
     assert main_process is not None
     _follow(
         lambda: multiprocessing.connection.wait([main_process.sentinel]),
         lambda: os.kill(os.getpid(), signal.SIGKILL),
         "the main process is gone",
+        grace_s,
     )
 
 
-def _follow(wait_for_end: Callable[[], object], force: Callable[[], None], reason: str) -> None:
+def _follow(wait_for_end: Callable[[], object], force: Callable[[], None], reason: str, grace_s: float) -> None:
     """End this process gracefully when `wait_for_end` returns, and by `force` when that takes too long."""
 
     def watch() -> None:
         wait_for_end()
         logger.warning("Stopping: %s", reason)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_ORPHAN_GRACE_S)
+        time.sleep(2 * grace_s + _ORPHAN_MARGIN_S)
         force()
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()

@@ -1,7 +1,8 @@
 """Calls between servers: one pooled HTTP client per process, cookies carried by hand.
 
-A call is repeated only while its connection could not be made: then nothing has reached the other side. A request
-that was sent is never sent again here, whatever became of it, for it may have run. The pool belongs to the event
+A call is repeated only while its connection could not be made: then nothing has reached the other side. A POST
+that was sent is never sent again, whatever became of it, for it may have run; aiohttp repeats an idempotent request
+(RFC 9110 section 9.2.2) once when its pooled connection turns out to be closed. The pool belongs to the event
 loop it was first used on; close it there with `close_client()`.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import io
 import logging
 import random
 import re
 import resource
 import socket
+import urllib.request
 from collections.abc import Mapping
 from http.cookies import Morsel, SimpleCookie
 from typing import Any, Final, Self, TypeAlias
@@ -24,6 +27,7 @@ import aiohttp
 import orjson
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, PrivateAttr
+from yarl import URL
 
 from nemo_gym.config_types import BaseServerConfig, server_url
 from nemo_gym.errors import ServerNotFoundError, did_you_mean
@@ -100,9 +104,14 @@ async def request(
         except aiohttp.ClientConnectorError as error:
             if not _may_pass(error) or asyncio.get_running_loop().time() + backoff > give_up:
                 raise
-            logger.info("%s %s: %s; trying again", method, url, error)
+            logger.info("%s %s: %s; trying again", method, public_url(url), error)
         await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311
         backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+
+def public_url(url: str | URL) -> str:
+    """Return `url` without what may be secret in it: user, password, query and fragment."""
+    return str(URL(url).with_user(None).with_query(None).with_fragment(None))
 
 
 async def close_client() -> None:
@@ -180,8 +189,8 @@ class ServerClient(BaseModel):
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> Self:
         """Return a client for the running servers.
 
-        In a server process the configuration is at hand. Elsewhere the head server is asked for it; this blocks, so
-        call it before an event loop runs.
+        In a server process the configuration is at hand. Elsewhere the head server is asked for it, which blocks
+        for a moment.
 
         Args:
             head_server_config: Where the head server listens; from this process's configuration when None.
@@ -301,17 +310,22 @@ def _cookie_value(name: str, value: str | Morsel[str]) -> str:
 
 
 def fetch_global_config_dict(head_server_config: BaseServerConfig) -> DictConfig:
-    """Return the configuration that the head server serves. Blocks."""
-    return asyncio.run(_fetch_global_config_dict(server_url(head_server_config.host, head_server_config.port)))
+    """Return the configuration that the head server serves. Blocks.
 
-
-async def _fetch_global_config_dict(head_url: str) -> DictConfig:
+    Raises:
+        ServerNotFoundError: If there is no head server at that address.
+    """
+    url = f"{server_url(head_server_config.host, head_server_config.port)}/global_config_dict_yaml"
+    # Not by the pool: that needs an event loop, and the caller's may be running. Never through a proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        response = await request("GET", f"{head_url}/global_config_dict_yaml", connect_patience=5)
-        await raise_for_status(response)
-        config = OmegaConf.create(await get_response_json(response))
-    finally:
-        await close_client()
+        with opener.open(url, timeout=_CONNECT_TIMEOUT_S) as response:
+            config = OmegaConf.create(orjson.loads(response.read()))
+    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        raise ServerNotFoundError(
+            f"no head server answers at {url}: {error}\n"
+            "Is the deployment running? `gym env status` shows its head server's address."
+        ) from error
     assert isinstance(config, DictConfig)
     return config
 

@@ -86,6 +86,8 @@ async def running_head_server(global_config: GlobalConfig) -> AsyncIterator[Head
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((config.host, config.port))
+            # Whoever connects before the server accepts waits instead of being refused.
+            sock.listen()
         except OSError as error:
             raise ServerStartError(
                 f"the head server can't listen on {config.host}:{config.port}: {error.strerror}.\n"

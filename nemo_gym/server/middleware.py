@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.server.client import public_url
 from nemo_gym.session_routing import SESSION_LOST_HEADER
 
 SESSION_ID_KEY: Final = "session_id"
@@ -46,7 +47,8 @@ class ErrorReplyMiddleware:
 
     An error answered by another server that the handler called (`raise_for_status`) keeps that server's status
     and text, so that whoever reads the reply sees the cause; a lost session stays a lost session (410).
-    A server that can't be reached, or goes away before it has answered, is a 502.
+    A server that can't be reached, or goes away before it has answered, is a 502, and a request still under way
+    when this server's grace ends is a 503.
     Anything else is a 500 that names the exception's type but nothing of the server's insides.
     """
 
@@ -68,6 +70,12 @@ class ErrorReplyMiddleware:
 
         try:
             await self.app(scope, receive, watching_send)
+        except asyncio.CancelledError:
+            # The server is stopping and the grace is over, or the client is gone and sees no reply.
+            if not started:
+                detail = f"{self.server_name} is stopping; this request may have run"
+                await _json_reply(503, {"detail": detail})(scope, receive, send)
+            raise
         except ClientDisconnect:
             logger.info("%s: %s %s: the client went away", self.server_name, scope["method"], scope["path"])
             return
@@ -160,10 +168,8 @@ class _DisconnectWatch:
         await self._send(message)
 
     def stop_cancelling(self) -> bool:
-        """Return whether the cancellation now arriving at the handler is ours; it then ends here."""
-        if self._cancelled_handler:
-            self._handler.uncancel()
-        return self._cancelled_handler
+        """Return whether the cancellation now arriving at the handler is ours alone; it then ends here."""
+        return self._cancelled_handler and self._handler.uncancel() == 0
 
     def close(self) -> None:
         self._timer.cancel()
@@ -197,7 +203,7 @@ class _DisconnectWatch:
 def upstream_error_reply(server_name: str, error: aiohttp.ClientResponseError) -> Response:
     """Return the reply for a handler that stopped because another server answered it with an error."""
     body: bytes = getattr(error, "response_content", b"")
-    url = str(error.request_info.real_url)
+    url = public_url(error.request_info.real_url)
     content = {
         "detail": f"{server_name} called {url}, which answered {error.status}: {upstream_text(body, error.message)}",
         "upstream": {"url": url, "status": error.status},
@@ -223,7 +229,8 @@ def upstream_text(body: bytes, otherwise: str) -> str:
 
 def _one_line(error: aiohttp.ClientResponseError) -> str:
     body: bytes = getattr(error, "response_content", b"")
-    return f"{error.request_info.real_url} answered {error.status}: {upstream_text(body, error.message)[:200]!r}"
+    url = public_url(error.request_info.real_url)
+    return f"{url} answered {error.status}: {upstream_text(body, error.message)[:200]!r}"
 
 
 def _json_reply(status: int, content: object, headers: dict[str, str] | None = None) -> Response:

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.global_config import SESSION_SECRET_KEY_NAME
+from nemo_gym.global_config import MIN_SECRET_LENGTH, SESSION_SECRET_KEY_NAME
 from nemo_gym.paths import state_dir
 
 SESSION_SECRET_ENV: Final = "NEMO_GYM_SESSION_SECRET"
-MIN_SECRET_LENGTH: Final = 16
 
 _FILE_NAME: Final = "session_secret"
 

@@ -1,26 +1,41 @@
 """The main process of a server with several workers: uvicorn's supervisor, made patient and prompt.
 
-A worker that dies is replaced at once, and a worker that does not answer for `timeout_worker_healthcheck` seconds is
-killed and replaced. uvicorn waits for one worker's answer at a time: with a timeout long enough for busy workers, a
-death or a signal would go unnoticed for as long. Here the answers are only looked at, never waited for.
+Nothing here waits for a worker. One that dies is replaced at once, and one that has served and then does not answer
+for `timeout_worker_healthcheck` seconds is killed and replaced. uvicorn waits for one worker's answer, start or end
+at a time: with limits long enough for busy workers, a death or a signal would go unnoticed for as long.
+
+Starting up has no limit, for a worker may load much. One that ends before it has served is replaced after a pause
+that grows, so that a broken worker doesn't burn the machine; when that happens before all the first workers have
+served, the server has failed to start.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 import time
+from dataclasses import dataclass
 from socket import socket
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from uvicorn import Config
-from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 # Added to the workers' own grace: a worker that is not gone by then won't go by itself.
 _JOIN_MARGIN_S: Final = 3.0
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+_KILLED_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Watch:
+    """What is known of one worker: when it was asked and has not answered yet, and whether it has ever served."""
+
+    asked_at: float | None = None
+    served: bool = False
 
 
 class Supervisor(Multiprocess):
@@ -31,57 +46,143 @@ class Supervisor(Multiprocess):
         sockets: The bound sockets that all workers accept from.
 
     Attributes:
-        startup_failed: Whether a worker ended because its application could not start.
+        startup_failed: Whether the server never came up, as a worker ended before it had served.
     """
 
     def __init__(self, config: Config, sockets: list[socket]) -> None:
         super().__init__(config, sockets)
         self.startup_failed = False
-        self._asked_at: WeakKeyDictionary[Process, float] = WeakKeyDictionary()
+        self._watches: dict[Process, _Watch] = {}
+        self._all_have_served = False
+        self._failed_starts = 0
+        self._start_again_at = 0.0
+        self._to_retire: list[Process] = []
+        self._newcomer: Process | None = None
+        self._leaving: dict[Process, float] = {}
 
     def keep_subprocess_alive(self) -> None:
         """Replace the workers that are dead or have not answered in time; never waits for one."""
-        for index, worker in enumerate(self.processes):
-            if self.should_exit.is_set():
-                return
-            if worker.process.is_alive() and self._answers(worker):
+        now = time.monotonic()
+        self._watches = {worker: self._watches.get(worker) or _Watch() for worker in self.processes}
+        for worker, watch in self._watches.items():
+            if worker.process.is_alive() and self._answers(worker, watch, now):
                 continue
             worker.kill()
             worker.join()
-            self._asked_at.pop(worker, None)
-            if worker.exitcode == STARTUP_FAILURE:
-                self.startup_failed = True
-                self.should_exit.set()
+            self.processes.remove(worker)
+            self._account_for(worker, watch, now)
+            if self.should_exit.is_set():
                 return
-            logger.warning("Worker %s ended with code %s; starting another", worker.pid, worker.exitcode)
-            replacement = Process(self.config, self.sockets)
-            replacement.start()
-            self.processes[index] = replacement
+        if len(self._watches) >= self.processes_num and all(watch.served for watch in self._watches.values()):
+            self._all_have_served = True
+            self._failed_starts = 0
+        self._go_on_restarting()
+        self._see_off(now)
+        wanted = self.processes_num + (self._newcomer is not None)
+        while len(self.processes) < wanted and now >= self._start_again_at:
+            self._start_worker()
+
+    def handle_hup(self) -> None:
+        """Replace all workers, one at a time: each leaves when its replacement serves (SIGHUP)."""
+        logger.info("Received SIGHUP: replacing all workers")
+        self._to_retire = [*self.processes]
+
+    def handle_ttou(self) -> None:
+        """Take one worker away (SIGTTOU)."""
+        if self.processes_num <= 1:
+            logger.info("Received SIGTTOU, but there is only one worker")
+            return
+        logger.info("Received SIGTTOU: taking a worker away")
+        self.processes_num -= 1
+        if len(self.processes) > self.processes_num:
+            self._retire(self.processes[-1])
 
     def join_all(self) -> None:
         """Wait for the workers to finish what they do, for as long as their grace allows."""
-        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
-        for worker in self.processes:
+        deadline = time.monotonic() + self._grace_s
+        for worker in (*self.processes, *self._leaving):
             worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.is_alive():
-                logger.warning("Worker %s did not stop in time; killing it", worker.pid)
-                worker.process.kill()
-                worker.process.join()
+            self._end_by_force(worker)
 
-    def _answers(self, worker: Process) -> bool:
+    @property
+    def _grace_s(self) -> float:
+        # The public socket's requests may use up the grace before those of the private one get theirs.
+        return 2 * (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
+
+    def _start_worker(self) -> Process:
+        worker = Process(self.config, self.sockets)
+        worker.start()
+        self.processes.append(worker)
+        return worker
+
+    def _go_on_restarting(self) -> None:
+        """Take the next step of a restart of all workers."""
+        if self._newcomer is not None:
+            watch = self._watches.get(self._newcomer)
+            if self._newcomer not in self.processes:
+                logger.error("The replacement did not start: the remaining old workers stay")
+                self._to_retire.clear()
+                self._newcomer = None
+            elif watch is not None and watch.served:
+                self._newcomer = None
+                if self._to_retire:
+                    self._retire(self._to_retire.pop(0))
+        self._to_retire = [worker for worker in self._to_retire if worker in self.processes]
+        if self._newcomer is None and self._to_retire:
+            self._newcomer = self._start_worker()
+
+    def _retire(self, worker: Process) -> None:
+        """Ask a worker to finish; `_see_off` does the rest."""
+        self.processes.remove(worker)
+        worker.terminate()
+        self._leaving[worker] = time.monotonic() + self._grace_s
+
+    def _see_off(self, now: float) -> None:
+        for worker, deadline in list(self._leaving.items()):
+            if now > deadline:
+                self._end_by_force(worker)
+            if not worker.process.is_alive():
+                del self._leaving[worker]
+
+    def _end_by_force(self, worker: Process) -> None:
+        if worker.process.is_alive():
+            logger.warning("Worker %s did not stop in time; killing it", worker.pid)
+            worker.process.kill()
+            worker.process.join()
+
+    def _account_for(self, worker: Process, watch: _Watch, now: float) -> None:
+        """Decide what a worker's end means: start another now, or later, or give up."""
+        if watch.served:
+            logger.warning("Worker %s ended with code %s; starting another", worker.pid, worker.exitcode)
+            return
+        if not self._all_have_served and worker.exitcode not in _KILLED_FROM_OUTSIDE:
+            logger.error("Worker %s ended with code %s before it served", worker.pid, worker.exitcode)
+            self.startup_failed = True
+            self.should_exit.set()
+            return
+        pause = min(_FIRST_PAUSE_S * 2**self._failed_starts, _LONGEST_PAUSE_S)
+        self._failed_starts += 1
+        self._start_again_at = now + pause
+        logger.error(
+            "Worker %s ended with code %s before it served; starting another in %.0f s",
+            worker.pid,
+            worker.exitcode,
+            pause,
+        )
+
+    def _answers(self, worker: Process, watch: _Watch, now: float) -> bool:
         """Whether the worker still counts as healthy; asks it again once it has answered."""
-        now = time.monotonic()
         try:
             while worker.parent_conn.poll(0):
-                worker.parent_conn.recv()
-                self._asked_at.pop(worker, None)
-            if worker not in self._asked_at:
+                watch.served = bool(worker.parent_conn.recv()) or watch.served
+                watch.asked_at = None
+            if watch.asked_at is None:
                 worker.parent_conn.send(b"ping")
-                self._asked_at[worker] = now
+                watch.asked_at = now
         except (OSError, EOFError):
             return False
-        silent_for = now - self._asked_at[worker]
-        if silent_for > self.config.timeout_worker_healthcheck:
+        silent_for = now - watch.asked_at
+        if watch.served and silent_for > self.config.timeout_worker_healthcheck:
             logger.error("Worker %s has not answered for %.0f s; its sessions are lost", worker.pid, silent_for)
             return False
         return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class WireModel(BaseModel):
@@ -49,3 +50,18 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return value
+
+
+def null_means(default: Callable[[], Any]) -> BeforeValidator:
+    """Return a validator that reads null as `default()`, for fields of which clients send null for "not given"."""
+    return BeforeValidator(lambda value: default() if value is None else value)
+
+
+def _refuse_streaming(value: Any) -> Any:
+    if value not in (None, False):
+        raise ValueError("replies are not streamed here: leave `stream` out, or set it to false")
+    return value
+
+
+NoStreaming: TypeAlias = Annotated[Literal[False] | None, BeforeValidator(_refuse_streaming)]
+"""The request field `stream`."""

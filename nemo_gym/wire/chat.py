@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypeAl
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field
 from typing_extensions import TypedDict
 
-from nemo_gym.wire.base import WireModel, as_dict, as_plain
+from nemo_gym.wire.base import NoStreaming, WireModel, as_dict, as_plain, null_means
 from nemo_gym.wire.items import JsonDict, TokenIDLogProbMixin
 
 CHAT_REQUEST_PROVIDER_EXTENSION_FIELDS: Final = frozenset(
@@ -149,7 +149,7 @@ class NeMoGymChatCompletionCreateParamsNonStreaming(WireModel):
     max_tokens: int | None = None
     metadata: dict[str, str] | None = None
     n: int | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: Annotated[bool, null_means(lambda: True)] = True
     presence_penalty: float | None = None
     reasoning_effort: str | None = None
     response_format: JsonDict | None = None
@@ -157,7 +157,7 @@ class NeMoGymChatCompletionCreateParamsNonStreaming(WireModel):
     service_tier: str | None = None
     stop: str | list[str] | None = None
     store: bool | None = None
-    stream: Literal[False] | None = None
+    stream: NoStreaming = None
     temperature: float | None = None
     tool_choice: str | JsonDict | None = None
     tools: list[JsonDict] | None = None

@@ -1,11 +1,11 @@
 """The Responses API: request, reply and usage. Names and meanings follow OpenAI's reference; see `items`."""
 
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from nemo_gym.wire.base import WireModel
+from nemo_gym.wire.base import NoStreaming, WireModel, null_means
 from nemo_gym.wire.items import (
     JsonDict,
     NeMoGymResponseInput,
@@ -13,6 +13,10 @@ from nemo_gym.wire.items import (
     NeMoGymResponseOutputMessage,
     NeMoGymResponseOutputText,
 )
+
+_ParallelToolCalls: TypeAlias = Annotated[bool, null_means(lambda: True)]
+_ToolChoice: TypeAlias = Annotated[str | JsonDict, null_means(lambda: "auto")]
+_Tools: TypeAlias = Annotated[list[JsonDict], null_means(list)]
 
 
 class NeMoGymFunctionToolParam(TypedDict):
@@ -104,17 +108,17 @@ class NeMoGymResponseCreateParamsNonStreaming(WireModel):
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
     model: str | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: _ParallelToolCalls = True
     previous_response_id: str | None = None
     prompt: JsonDict | None = None
     reasoning: JsonDict | None = None
     service_tier: str | None = None
     store: bool | None = None
-    stream: Literal[False] | None = None
+    stream: NoStreaming = None
     temperature: float | None = None
     text: JsonDict | None = None
-    tool_choice: str | JsonDict = "auto"
-    tools: list[JsonDict] = Field(default_factory=list)
+    tool_choice: _ToolChoice = "auto"
+    tools: _Tools = Field(default_factory=list)
     top_logprobs: int | None = None
     top_p: float | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -130,9 +134,9 @@ class NeMoGymResponse(WireModel):
     model: str
     object: Literal["response"] = "response"
     output: list[NeMoGymResponseOutputItem]
-    parallel_tool_calls: bool = True
-    tool_choice: str | JsonDict = "auto"
-    tools: list[JsonDict] = Field(default_factory=list)
+    parallel_tool_calls: _ParallelToolCalls = True
+    tool_choice: _ToolChoice = "auto"
+    tools: _Tools = Field(default_factory=list)
     error: NeMoGymResponseError | None = None
     incomplete_details: NeMoGymIncompleteDetails | None = None
     instructions: str | list[JsonDict] | None = None

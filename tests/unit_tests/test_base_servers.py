@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from fastapi import FastAPI, Request, Response
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from starlette.testclient import TestClient
 
 from nemo_gym.base_resources_server import (
@@ -116,6 +116,7 @@ def test_health_answers_and_starts_no_session(sums: Any) -> None:
     assert "set-cookie" not in response.headers
 
 
+@pytest.mark.promise("one-worker-unchanged")
 def test_a_session_lives_in_its_own_signed_cookie_and_has_no_owner_with_one_worker(sums: Any) -> None:
     app = sums.setup_webserver()
     with TestClient(app) as one, TestClient(app) as other:
@@ -137,6 +138,7 @@ def test_a_session_lives_in_its_own_signed_cookie_and_has_no_owner_with_one_work
     assert SESSION_OWNER_KEY not in seen
 
 
+@pytest.mark.promise("bad-input")
 def test_a_forged_cookie_is_a_new_session(sums: Any) -> None:
     with TestClient(sums.setup_webserver()) as client:
         client.post("/seed_session", json={"start": 1})
@@ -147,6 +149,7 @@ def test_a_forged_cookie_is_a_new_session(sums: Any) -> None:
     assert len(sums.sums) == 2
 
 
+@pytest.mark.promise("secret-private")
 def test_the_cookies_key_is_derived_from_the_secret(sums: Any) -> None:
     assert sums.session_keys() == [derive_session_key(session_secrets({})[0], "Sums___it")]
 
@@ -188,6 +191,7 @@ def test_the_documentation_of_the_routes_can_be_read(sums: Any) -> None:
     assert "requestBody" in paths["/verify"]["post"]
 
 
+@pytest.mark.promise("kinds-routed")
 def test_which_servers_route_their_sessions() -> None:
     assert SimpleResourcesServer.routes_sessions
     assert SimpleResponsesAPIAgent.routes_sessions
@@ -241,3 +245,68 @@ def test_a_model_serves_both_apis() -> None:
 def test_free_keys_of_the_yaml_reach_the_config() -> None:
     model = make(EchoModel, BaseResponsesAPIModelConfig, my_setting=3)
     assert model.config.model_extra == {"my_setting": 3}
+
+
+class PlainVerifier(SimpleResourcesServer):
+    rewards: dict[str, float] = Field(default_factory=dict)
+    _calls: int = PrivateAttr(default=0)
+
+    def model_post_init(self, context: Any, /) -> None:
+        self.rewards["4"] = 1.0
+
+    def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:  # type: ignore[override]
+        self._calls += 1
+        return BaseVerifyResponse(**body.model_dump(), reward=self.rewards["4"])
+
+    async def seed_session(self, body: BaseSeedSessionRequest) -> Any:
+        return {"nested": [BaseSeedSessionResponse()]}
+
+
+def test_handlers_may_be_plain_functions_and_answer_plain_values() -> None:
+    server = make(PlainVerifier, BaseResourcesServerConfig)
+    with TestClient(server.setup_webserver()) as client:
+        assert client.post("/verify", json={**ROW, "response": RESPONSE}).json()["reward"] == 1.0
+        assert client.post("/seed_session", json={}).json() == {"nested": [{}]}
+
+
+def test_a_reward_that_is_no_number_is_an_error_and_not_an_empty_reward() -> None:
+    server = make(PlainVerifier, BaseResourcesServerConfig)
+    server.rewards["4"] = float("nan")
+    with TestClient(server.setup_webserver()) as client:
+        assert client.post("/verify", json={**ROW, "response": RESPONSE}).status_code == 500
+
+
+def test_an_invalid_request_shows_no_secrets_and_not_all_of_its_problems(
+    sums: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = sums.setup_webserver()
+
+    @app.post("/strict")
+    async def strict(body: dict[str, int]) -> None: ...
+
+    with TestClient(app) as client:
+        one = client.post("/add", json={"api_key": "hunter2"})
+        many = client.post("/strict", json={**{f"n{i}": "x" for i in range(5000)}, "password": "hunter2"})
+        secret = client.post("/strict", json={"password": "hunter2"})
+    assert [reply.status_code for reply in (one, many, secret)] == [422] * 3
+    assert "hunter2" not in one.text + many.text + secret.text + caplog.text
+    assert "more problems" in many.text
+    assert max(len(record.getMessage()) for record in caplog.records) < 5000
+
+
+def test_a_server_may_be_built_without_a_name() -> None:
+    config = BaseResourcesServerConfig(host="", port=0, entrypoint="", name="")
+    server = PlainVerifier(config=config, server_client=MagicMock(spec=ServerClient))
+    with TestClient(server.setup_webserver()) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/openapi.json").json()["info"]["title"] == "PlainVerifier"
+
+
+def test_start_and_stop_handlers_of_an_environment_run() -> None:
+    app = make(PlainVerifier, BaseResourcesServerConfig).setup_webserver()
+    seen: list[str] = []
+    app.router.add_event_handler("startup", lambda: seen.append("startup"))
+    app.router.add_event_handler("shutdown", lambda: seen.append("shutdown"))
+    with TestClient(app):
+        assert seen == ["startup"]
+    assert seen == ["startup", "shutdown"]

@@ -323,7 +323,7 @@ def test_secrets_are_masked_wherever_they_went(load: Load) -> None:
     config = load(
         """
         policy_api_key: sk-123456789
-        session_secret: [new-secret-1, old-secret-1]
+        session_secret: [new-secret-123456, old-secret-123456]
         judge: {hf_token: "hf", nested_secret: {a: x, b: [y, null]}, max_tokens: 5, password: 1234}
         headers: ["Bearer ${policy_api_key}"]
         note: hf is fine

@@ -25,6 +25,10 @@ BOTH = COUNTER + AGENT
 SETTINGS = "counter.resources_servers.counter_env"
 AGENT_SETTINGS = "agent.responses_api_agents.loop_agent"
 KINDS = "expected exactly one of resources_servers, responses_api_agents, responses_api_models"
+SESSION_SECRET_EXPECTED = (
+    "session_secret: expected a text of at least 16 characters, or a list of such, newest first\n"
+    "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+)
 
 Failure = Callable[..., str]
 
@@ -222,6 +226,9 @@ def test_a_reference_that_leads_nowhere(failure: Failure, reference: str, where:
         ("host: 3", "a host name or address, got the number 3"),
         ("host: ''", "a host name or address, got the text ''"),
         ("verified: 'yes'", "true or false, got the text 'yes'"),
+        ("expose_tools_over_mcp: maybe", "true or false, got the text 'maybe'"),
+        ("shutdown_grace_s: -1", "an integer of at least 0, got the number -1"),
+        ("worker_health_timeout_s: 0", "an integer of at least 1, got the number 0"),
         ("description: {a: 1}", "text, got a mapping of a"),
         ("datasets: {}", "a list of datasets, got an empty mapping"),
     ],
@@ -235,6 +242,13 @@ def test_a_setting_of_the_wrong_type(failure: Failure, setting: str, expected: s
 def test_an_entrypoint_that_is_no_text(failure: Failure) -> None:
     assert failure(COUNTER.replace("app.py", "3")) == (
         f"~/config1.yaml:4, {SETTINGS}.entrypoint: expected the name of a Python file, got the number 3"
+    )
+
+
+def test_an_instance_named_like_the_head_server(failure: Failure) -> None:
+    assert failure(COUNTER.replace("counter:", "head_server:")) == (
+        "~/config1.yaml:2, head_server.resources_servers: "
+        "'head_server' has a meaning of its own and can't be an instance's name"
     )
 
 
@@ -332,8 +346,10 @@ def test_a_host_that_is_not_this_machine(failure: Failure) -> None:
             "disallowed_ports.1: expected an integer from 1 to 65535, got the text 'x'",
         ),
         ("policy_model_name: 4", "policy_model_name: expected text\nPut the value in quotes."),
-        ("session_secret: 123456", "session_secret: expected text, or a list of texts, newest first"),
-        ("session_secret: [a, 1]", "session_secret: expected text, or a list of texts, newest first"),
+        ("session_secret: 123456", SESSION_SECRET_EXPECTED),
+        ("session_secret: too short", SESSION_SECRET_EXPECTED),
+        ("session_secret: [long enough for a secret, 1]", SESSION_SECRET_EXPECTED),
+        ("session_secret: []", SESSION_SECRET_EXPECTED),
         ("policy_api_key: 123456", "policy_api_key: expected text\nPut the value in quotes."),
     ],
 )

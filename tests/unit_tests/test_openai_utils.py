@@ -499,3 +499,20 @@ def test_every_name_of_the_door_is_there() -> None:
 def test_importing_the_wire_types_does_not_import_the_sdk() -> None:
     code = "import sys, nemo_gym.openai_utils; sys.exit('openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("value", [True, "true", 1])
+def test_a_request_for_streaming_is_told_that_there_is_none(value: Any) -> None:
+    with pytest.raises(ValidationError, match="replies are not streamed here: leave `stream` out"):
+        NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": "hi", "stream": value})
+    with pytest.raises(ValidationError, match="replies are not streamed here: leave `stream` out"):
+        NeMoGymChatCompletionCreateParamsNonStreaming.model_validate({"messages": [], "model": "m", "stream": value})
+
+
+def test_nulls_of_optional_fields_mean_not_given() -> None:
+    nulls = {"tools": None, "tool_choice": None, "parallel_tool_calls": None, "stream": None, "temperature": None}
+    request = NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": "hi", **nulls})
+    assert (request.tools, request.tool_choice, request.parallel_tool_calls) == ([], "auto", True)
+    reply = {"id": "r", "created_at": 0, "model": "m", "output": [], **nulls}
+    response = NeMoGymResponse.model_validate(reply)
+    assert (response.tools, response.tool_choice, response.parallel_tool_calls) == ([], "auto", True)

@@ -8,13 +8,16 @@ from http.cookies import SimpleCookie
 
 import aiohttp
 import pytest
+from aiohttp import ClientTimeout
 from fastapi import FastAPI, Request, Response
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ServerNotFoundError
+from nemo_gym.global_config import GlobalConfig, find_open_port
 from nemo_gym.server.client import ServerClient, close_client, get_response_json, raise_for_status, request
+from nemo_gym.server.head import running_head_server
 from tests.support import serving
 
 pytestmark = pytest.mark.usefixtures("closed_client")
@@ -167,3 +170,27 @@ async def test_the_pool_opens_again_after_it_was_closed() -> None:
         assert (await request("GET", f"{url}/echo")).status == 200
         await close_client()
         assert (await request("GET", f"{url}/echo")).status == 200
+
+
+async def test_a_client_for_running_servers_is_made_from_the_head_server_also_within_an_event_loop() -> None:
+    port = find_open_port()
+    config = GlobalConfig(OmegaConf.create({"head_server": {"host": "127.0.0.1", "port": port}, "a": 1}), {}, [])
+    head = BaseServerConfig(host="127.0.0.1", port=port)
+    async with running_head_server(config):
+        client = await asyncio.to_thread(ServerClient.load_from_global_config, head)
+        assert client.global_config_dict["a"] == 1
+    with pytest.raises(ServerNotFoundError, match=rf"no head server answers at http://127\.0\.0\.1:{port}"):
+        ServerClient.load_from_global_config(head)
+
+
+async def test_extra_arguments_reach_the_http_client() -> None:
+    async with serving(echo_app()) as url:
+        reply = await request("GET", f"{url}/echo", params={"a": "1"}, json={"b": 2}, timeout=ClientTimeout(total=5))
+        assert reply.url.query_string == "a=1"
+        assert (await get_response_json(reply))["body"] == '{"b":2}'
+
+
+async def test_a_body_of_many_megabytes_arrives_whole() -> None:
+    async with serving(echo_app()) as url:
+        reply = await get_response_json(await request("POST", f"{url}/echo", json={"text": "x" * 20_000_000}))
+    assert len(reply["body"]) == 20_000_011

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from fastapi import BackgroundTasks, FastAPI, Request
 from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.server.client import raise_for_status, request
 from nemo_gym.server.middleware import DisconnectMiddleware, ErrorReplyMiddleware
@@ -72,6 +73,27 @@ async def test_an_inner_servers_error_keeps_its_status_and_text(status: int) -> 
     assert body["upstream"] == {"url": f"{inner_url}/inner", "status": status}
 
 
+async def test_what_may_be_secret_in_an_address_is_neither_logged_nor_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = app_with_error_replies()
+
+    async with serving(FastAPI()) as inner_url, serving(app) as url:
+        address = inner_url.replace("http://", "http://me:hunter2@") + "/nowhere?api_key=hunter3"
+
+        @app.post("/outer")
+        async def outer() -> None:
+            await raise_for_status(await request("POST", address))
+
+        response = await request("POST", f"{url}/outer")
+        body = await response.text()
+
+    assert response.status == 404
+    assert "/nowhere" in body
+    assert "hunter" not in body
+    assert "hunter" not in caplog.text
+
+
 async def test_a_lost_session_stays_a_lost_session_through_a_calling_server() -> None:
     app = app_with_error_replies()
     inner_app = FastAPI()
@@ -92,6 +114,23 @@ async def test_a_lost_session_stays_a_lost_session_through_a_calling_server() ->
 
     assert response.status == 410
     assert response.headers[SESSION_LOST_HEADER] == "worker_gone"
+
+
+async def test_a_request_that_outlasts_the_servers_grace_is_told_so() -> None:
+    app = app_with_error_replies()
+    started = asyncio.Event()
+
+    @app.post("/work")
+    async def work() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with serving(app, timeout_graceful_shutdown=1) as url:
+        call = asyncio.create_task(request("POST", f"{url}/work"))
+        await wait_for(started)
+    response = await call
+    assert response.status == 503
+    assert "outer is stopping" in (await response.json())["detail"]
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs up"])
@@ -243,3 +282,115 @@ async def test_work_after_the_reply_is_not_cancelled() -> None:
         response = await request("POST", f"{url}/background")
         assert response.status == 200
         await wait_for(recorder.background)
+
+
+async def test_a_client_that_goes_away_while_it_uploads_ends_the_handler() -> None:
+    ended = asyncio.Event()
+    app = FastAPI()
+    app.add_middleware(DisconnectMiddleware, delay=0.0)
+
+    @app.post("/upload")
+    async def upload(request: Request) -> None:
+        try:
+            await request.body()
+        finally:
+            ended.set()
+
+    async with serving(app) as url:
+        _, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+        writer.write(b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        await asyncio.sleep(0.1)
+        assert not ended.is_set()
+        writer.close()
+        await wait_for(ended)
+
+
+async def test_a_handler_may_ask_whether_its_client_is_still_there_without_losing_the_body() -> None:
+    app = FastAPI()
+    app.add_middleware(DisconnectMiddleware, delay=0.0)
+
+    @app.post("/ask")
+    async def ask(request: Request) -> dict[str, Any]:
+        body = await request.body()
+        answers = []
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            answers.append(await request.is_disconnected())
+        return {"size": len(body), "answers": answers}
+
+    async with serving(app) as url:
+        response = await request("POST", f"{url}/ask", data=b"x" * 200_000)
+        assert await response.json() == {"size": 200_000, "answers": [False, False, False]}
+
+
+async def test_a_handler_that_ignores_its_cancellation_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    started, stubborn = asyncio.Event(), asyncio.Event()
+    app.add_middleware(ErrorReplyMiddleware, server_name="it")
+    app.add_middleware(DisconnectMiddleware, delay=0.0)
+
+    @app.post("/work")
+    async def work() -> dict[str, bool]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            stubborn.set()
+        return {"done": True}
+
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+        call = asyncio.create_task(session.post(f"{url}/work"))
+        await wait_for(started)
+        call.cancel()
+        await wait_for(stubborn)
+        assert (await session.get(f"{url}/nothing")).status == 404
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_server_that_stops_can_still_cancel_a_handler_whose_client_left() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nobody is there")
+
+    middleware = DisconnectMiddleware(app, delay=0.0)
+    scope = {"type": "http", "method": "POST", "path": "/"}
+    task = asyncio.create_task(middleware(scope, receive, send))
+    await wait_for(started)
+    gone.set()
+    for _ in range(10):
+        if task.cancelling():
+            break
+        await asyncio.sleep(0)
+    assert not cancelled.is_set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_requests_of_one_connection_are_answered_in_order_under_the_watch() -> None:
+    recorder = Recorder(delay=0.0)
+    async with serving(recorder.app) as url:
+        reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+        for size in (1, 2, 3):
+            body = b"x" * size
+            writer.write(b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (size, body))
+        for size in (1, 2, 3):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(len('{"size":0}')) == b'{"size":%d}' % size
+        writer.close()

@@ -20,6 +20,7 @@ def test_a_configured_secret_is_used() -> None:
     assert session_secrets({"session_secret": GOOD}) == [GOOD]
 
 
+@pytest.mark.promise("secrets-rotate")
 def test_of_several_secrets_the_first_signs() -> None:
     assert session_secrets({"session_secret": [GOOD, GOOD + " (old)"]}) == [GOOD, GOOD + " (old)"]
 
@@ -29,12 +30,14 @@ def test_the_environment_may_hold_the_secret(monkeypatch: pytest.MonkeyPatch) ->
     assert session_secrets({}) == [GOOD, f"{GOOD} (old)"]
 
 
+@pytest.mark.promise("secret-private")
 @pytest.mark.parametrize("bad", ["short", 12345678901234567890, ["short"]])
 def test_a_secret_that_can_be_guessed_is_refused(bad: object) -> None:
     with pytest.raises(ConfigError, match="session_secret: expected a text of at least 16 characters"):
         session_secrets({"session_secret": bad})
 
 
+@pytest.mark.promise("secret-private")
 def test_without_configuration_it_is_random_kept_and_private() -> None:
     first = session_secrets({})
     assert session_secrets({}) == first
@@ -53,6 +56,7 @@ def test_processes_that_ask_at_once_get_the_same_secret() -> None:
     assert len(outputs.pop()) >= 32
 
 
+@pytest.mark.promise("secret-private")
 @pytest.mark.parametrize("how", ["readable by others", "a link"])
 def test_a_secret_file_that_others_may_know_is_refused(how: str, tmp_path: Path) -> None:
     file = state_dir() / "session_secret"
@@ -67,6 +71,7 @@ def test_a_secret_file_that_others_may_know_is_refused(how: str, tmp_path: Path)
         session_secrets({})
 
 
+@pytest.mark.promise("secret-private")
 def test_each_server_has_a_key_of_its_own() -> None:
     assert derive_session_key(GOOD, "A___a") != derive_session_key(GOOD, "A___b")
     assert derive_session_key(GOOD, "A___a") != derive_session_key(GOOD + "!", "A___a")
