@@ -1,9 +1,10 @@
 """The base of agent servers: the loop between a model and an environment's tools."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fastapi import Body as Body, FastAPI
+from aiohttp import ClientResponse
+from fastapi import Body as Body, FastAPI, Request
 
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.config_types import (
@@ -45,6 +46,17 @@ class SimpleResponsesAPIAgent(SimpleServer):
     @abstractmethod
     async def run(self, body: BaseRunRequest = Body()) -> BaseVerifyResponse:
         """Run one rollout: seed the resources server, answer the row's request, verify."""
+
+    async def call_self(self, request: Request, url_path: str, **kwargs: Any) -> ClientResponse:
+        """POST to a route of this agent within the session of `request`, however many workers the agent has.
+
+        Args:
+            request: The request being handled; its session may be a new one.
+            url_path: The route, for example `/v1/responses`.
+            **kwargs: As for `ServerClient.post`; `cookies` are sent beside the session's own.
+        """
+        cookies = {**kwargs.pop("cookies", {}), **self.session_cookies(request)}
+        return await self.server_client.post(server_name=self.config.name, url_path=url_path, cookies=cookies, **kwargs)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
         """Sum up the results of many rollouts: the resources server does, where the agent has one."""
