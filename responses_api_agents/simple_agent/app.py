@@ -10,6 +10,7 @@ What becomes of trouble on the way:
   the model as the call's output, and the rollout goes on.
 - A lost session (410) ends the rollout with the same 410, whoever answered it: its state is gone, so it has to be
   run again from its seed, and no reward would mean anything.
+- A tool call that the server could not carry out (502, 503, 504) ends the rollout likewise; collection runs it again.
 - Any other failure of a server (seed, model, verify) ends the rollout with that server's status and text; a
   connection that breaks, also in a tool call, with a 502. Whether a tool has run is then unknown, so it is not tried
   again within the rollout.
@@ -46,6 +47,10 @@ MAX_STEPS_REASON: Final = "max_steps"
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _FRAMEWORK_ROUTES: Final = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "health", "mcp"})
 _ERROR_TEXT_LIMIT: Final = 4_000
+# The session is lost, or nobody knows whether the tool has run: to go on would score something else than the model.
+_NOT_THE_TOOLS_FAULT: Final = frozenset(
+    {HTTPStatus.GONE, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+)
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
@@ -185,7 +190,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             json=arguments,
             cookies=cookies.resources,
         )
-        if response.status == HTTPStatus.GONE:
+        if response.status in _NOT_THE_TOOLS_FAULT:
             await raise_for_status(response)
         text = (await response.read()).decode("utf-8", "replace")
         _keep_cookies(response, cookies.resources)

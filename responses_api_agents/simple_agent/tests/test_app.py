@@ -222,6 +222,16 @@ def test_a_tools_error_is_told_to_the_model_and_the_rollout_goes_on() -> None:
     assert json.loads(outputs(output)[1]) == {"seen": 1}
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_call_that_the_server_could_not_carry_out_ends_the_rollout_and_is_not_shown_to_the_model(status: int) -> None:
+    with stage([reply(call("look")), reply(message("done"))]) as (agent, environment, model):
+        environment.replies["look"] = [Response('{"detail": "no descriptors left"}', status)]
+        result = agent.post("/run", json=ROW)
+    assert (result.status_code, "no descriptors left" in result.json()["detail"]) == (status, True)
+    assert len(model.paths) == 1
+    assert "verify" not in environment.paths
+
+
 def test_an_unknown_tool_is_told_to_the_model() -> None:
     with stage([reply(call("fly")), reply(message("done"))]) as (agent, environment, _):
         output = agent.post("/v1/responses", json={"input": "go"}).json()["output"]
