@@ -14,6 +14,9 @@ A model named `fake:<behaviour>` always has that behaviour. Behaviours:
 - `redirect`: to another host
 - `leak_key`: an error that repeats the Authorization header
 - an object: that object, as a 200
+
+`hold(after=n)` makes all requests beyond the next `n` wait for `release()`, so that a test can do something at a
+moment that it knows.
 """
 
 import asyncio
@@ -49,6 +52,9 @@ class Backend:
         self.script: list[Behaviour] = []
         self.calls: list[dict[str, Any]] = []
         self.in_flight = 0
+        self.held = 0
+        self.passing: int | None = None
+        self.released = asyncio.Event()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
@@ -57,6 +63,8 @@ class Backend:
         app.router.add_post("/admin/script", self.set_script)
         app.router.add_get("/admin/calls", self.get_calls)
         app.router.add_post("/admin/reset", self.reset)
+        app.router.add_post("/admin/hold", self.set_hold)
+        app.router.add_get("/admin/held", self.get_held)
         return app
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -65,9 +73,21 @@ class Backend:
         call = {"path": request.path, "headers": dict(request.headers), "body": body, "in_flight": self.in_flight}
         self.calls.append(call)
         try:
+            await self.pass_gate()
             return await self.answer_by_script(request, body)
         finally:
             self.in_flight -= 1
+
+    async def pass_gate(self) -> None:
+        if self.passing is None:
+            return
+        self.passing -= 1
+        if self.passing < 0:
+            self.held += 1
+            try:
+                await self.released.wait()
+            finally:
+                self.held -= 1
 
     async def answer_by_script(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         model = str(body.get("model"))
@@ -118,6 +138,15 @@ class Backend:
     async def reset(self, request: web.Request) -> web.Response:
         self.script, self.calls = [], []
         return web.json_response({})
+
+    async def set_hold(self, request: web.Request) -> web.Response:
+        self.passing = await request.json()
+        self.released.set()
+        self.released = asyncio.Event()
+        return web.json_response({})
+
+    async def get_held(self, request: web.Request) -> web.Response:
+        return web.json_response(self.held)
 
 
 def bad_body(name: str, good: Mapping[str, Any]) -> bytes:
@@ -248,6 +277,20 @@ class FakeBackend:
     def reset(self) -> None:
         """Forget the calls and the script."""
         self._admin("reset", None)
+
+    def hold(self, *, after: int) -> None:
+        """Answer the next `after` requests, and keep those that follow waiting."""
+        self._admin("hold", after)
+
+    def held(self) -> int:
+        """Return how many requests are waiting."""
+        with urllib.request.urlopen(f"{self.origin}/admin/held") as reply:
+            held: int = json.load(reply)
+        return held
+
+    def release(self) -> None:
+        """Answer the requests that wait, and those to come."""
+        self._admin("hold", None)
 
     def _admin(self, action: str, data: object) -> None:
         request = urllib.request.Request(f"{self.origin}/admin/{action}", json.dumps(data).encode(), method="POST")

@@ -162,6 +162,7 @@ async def test_events_tell_every_step(bench: Bench) -> None:
     assert finished.reward == 1.0
 
 
+@pytest.mark.promise("lost-is-run-again")
 async def test_a_lost_session_is_run_again_from_its_row(bench: Bench) -> None:
     write_rows(bench.input, {"id": 7, "behaviours": [410, 410, "ok"]})
     summary = await bench.collector().run()
