@@ -213,7 +213,8 @@ def _report(job: RolloutCollectionConfig, outcome: _Outcome, *, as_json: bool) -
     for name, path in paths.items():
         write_line(f"{name}: {shown_path(path)}")
     ended = outcome.summary.finished + outcome.summary.failed
-    note(f"{ended} rollout{'' if ended == 1 else 's'} in {duration(outcome.summary.duration_s)}")
+    again = f", {outcome.summary.run_again} run again" if outcome.summary.run_again else ""
+    note(f"{ended} rollout{'' if ended == 1 else 's'} in {duration(outcome.summary.duration_s)}{again}")
     if outcome.summary.failed:
         note(f"{outcome.summary.failed} of them failed; make them again with --resume.", style="red")
         if outcome.logs is not None:
