@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.server_process import SERVER, WITH_APP, Process
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +23,25 @@ def private_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEMO_GYM_STATE_DIR", str(tmp_path / "state"))
     for name in ("NEMO_GYM_CONFIG_DICT", "NEMO_GYM_CONFIG_PATH", "NEMO_GYM_SESSION_SECRET", "NEMO_GYM_EXTRA_ROOTS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A short path for the workers' sockets; pytest's own are too long for some systems."""
+    with tempfile.TemporaryDirectory(prefix="ng-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def starter(source: str = SERVER + WITH_APP, **settings: Any) -> Process:
+        folder = tmp_path / f"server{len(started)}"
+        folder.mkdir()
+        started.append(Process(folder, sockets, source, **settings))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        process.close()

@@ -175,7 +175,9 @@ def test_a_read_only_tmp_and_a_very_long_tmpdir_do_not_stop_a_server(tmp_path: P
     environment = {**os.environ, "TMPDIR": str(long), "PROGRAM": program, "PYTHON": sys.executable}
     for name in (SOCKET_DIR_ENV, "XDG_RUNTIME_DIR"):
         environment.pop(name, None)
-    script = 'mount -t tmpfs -o ro tmpfs /tmp 2>/dev/null || exit 77; exec "$PYTHON" -c "$PROGRAM"'
+    script = (
+        '(mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp) 2>/dev/null || exit 77; exec "$PYTHON" -c "$PROGRAM"'
+    )
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
