@@ -4,9 +4,10 @@ Lifecycle of a session: `POST /seed_session` begins it and sets the session cook
 `POST /verify` scores the outcome.
 """
 
+import re
 from abc import abstractmethod
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -22,6 +23,15 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server.base import SimpleServer, add_model_route
+
+# A tool's name becomes the path of a URL, so it must be one plain segment, and none of the framework's own routes.
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_FRAMEWORK_ROUTES: Final = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "health", "mcp"})
+
+
+def is_tool_name(name: str) -> bool:
+    """Return whether `POST /<name>` can be a tool's route."""
+    return bool(_TOOL_NAME.fullmatch(name)) and name not in _FRAMEWORK_ROUTES
 
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from nemo_gym.base_resources_server import is_tool_name
 from nemo_gym.global_config import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
-
-# A tool's name is the path of its route: one plain segment, and none of the framework's own.
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_NO_TOOLS: Final = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "health", "mcp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +76,5 @@ def _tool_calls(output: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         except ValueError:
             continue
         name = str(item.get("name"))
-        if isinstance(arguments, dict) and _TOOL_NAME.fullmatch(name) and name not in _NO_TOOLS:
+        if isinstance(arguments, dict) and is_tool_name(name):
             yield name, arguments

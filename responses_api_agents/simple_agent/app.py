@@ -17,7 +17,6 @@ What becomes of trouble on the way:
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -27,7 +26,7 @@ import aiohttp
 from fastapi import HTTPException, Request, Response
 from pydantic import ConfigDict, Field
 
-from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
+from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse, is_tool_name
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import (
@@ -43,9 +42,6 @@ from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypo
 
 MAX_STEPS_REASON: Final = "max_steps"
 
-# A tool's name becomes the path of a URL, so it must be one plain segment, and none of the framework's own routes.
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_FRAMEWORK_ROUTES: Final = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "health", "mcp"})
 _ERROR_TEXT_LIMIT: Final = 4_000
 # The session is lost, or nobody knows whether the tool has run: to go on would score something else than the model.
 _NOT_THE_TOOLS_FAULT: Final = frozenset(
@@ -233,7 +229,7 @@ def _problem_with_name(name: str, tools: list[dict[str, Any]]) -> str | None:
     offered = [str(tool.get("name")) for tool in tools if tool.get("type") == "function"]
     if offered and name not in offered:
         return f"there is no tool '{name[:100]}'; the tools are: {', '.join(offered)}"
-    if not _TOOL_NAME.fullmatch(name) or name in _FRAMEWORK_ROUTES:
+    if not is_tool_name(name):
         return f"'{name[:100]}' can't be called as a tool"
     return None
 
