@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,6 @@ from tests.session_workers import (
     running_workers,
     signed_cookie,
 )
-
-
-@pytest.fixture
-def socket_dir() -> Iterator[Path]:
-    path = create_socket_dir()
-    yield path
-    remove_socket_dir(path)
 
 
 def session_of(cookie: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.session_routing import create_socket_dir, remove_socket_dir
 from tests.session_workers import METHODS, Reply, Worker, make_app, owned_cookie, running_workers
 
 MEGABYTE = 2**20
-
-
-@pytest.fixture
-def socket_dir() -> Iterator[Path]:
-    path = create_socket_dir()
-    yield path
-    remove_socket_dir(path)
-
-
-@pytest.fixture(scope="module")
-async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
-    """The worker that receives and the worker that owns, for tests that need no routes of their own."""
-    path = create_socket_dir()
-    async with running_workers(path, limit=120) as (here, there):
-        yield here, there
-    remove_socket_dir(path)
 
 
 async def both(here: Worker, there: Worker, target: str, **request: Any) -> tuple[Reply, Reply]:

@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,26 +18,11 @@ from starlette.routing import Route
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.server import bootstrap
-from nemo_gym.session_routing import SOCKET_DIR_ENV, create_socket_dir, remove_socket_dir
+from nemo_gym.session_routing import SOCKET_DIR_ENV
 from nemo_gym.session_routing.owner_pool import OwnerPool
 from tests.session_workers import Worker, make_app, owned_cookie, running_workers
 
 AT_ONCE = 150
-
-
-@pytest.fixture
-def socket_dir() -> Iterator[Path]:
-    path = create_socket_dir()
-    yield path
-    remove_socket_dir(path)
-
-
-@pytest.fixture(scope="module")
-async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
-    path = create_socket_dir()
-    async with running_workers(path, limit=120) as (here, there):
-        yield here, there
-    remove_socket_dir(path)
 
 
 @pytest.mark.promise("no-time-limit")

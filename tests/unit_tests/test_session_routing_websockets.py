@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from nemo_gym.session_routing import (
     SESSION_LOST_HEADER,
-    create_socket_dir,
-    remove_socket_dir,
     worker_socket_path,
 )
 from tests.session_workers import (
@@ -126,13 +124,6 @@ def app() -> Starlette:
     app.state.read_on = asyncio.Event()
     app.state.sent = app.state.received = 0
     return app
-
-
-@pytest.fixture
-def socket_dir() -> Iterator[Path]:
-    path = create_socket_dir()
-    yield path
-    remove_socket_dir(path)
 
 
 @pytest.fixture
