@@ -31,6 +31,8 @@ from nemo_gym.session_routing import (
 
 SECRET = "a secret of these tests"
 COOKIE = "sid"
+TOKEN_HEADER = "X-Session-Token"
+FORTNIGHT = 14 * 24 * 60 * 60
 
 
 @dataclass
@@ -207,12 +209,19 @@ def make_app(*routes: Route, **kwargs: Any) -> Starlette:
 
 
 @asynccontextmanager
-async def running_worker(app: Starlette, socket_dir: Path, **install: Any) -> AsyncIterator[Worker]:
-    """Serve `app` as one worker with its sessions routed."""
+async def running_worker(
+    app: Starlette,
+    socket_dir: Path,
+    *,
+    outside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    root_path: str = "",
+    **install: Any,
+) -> AsyncIterator[Worker]:
+    """Serve `app`, within what `outside` puts around it, as one worker with its sessions routed."""
     options = {"session_cookie": COOKIE, "secret_key": SECRET, **install}
     worker_id = install_session_routing(app, socket_dir=socket_dir, **options)
     app.state.worker_id = worker_id
-    async with serving(app) as (server, port):
+    async with serving(outside(app), root_path=root_path) as (server, port):
         worker = Worker(app, worker_id, port, server)
         try:
             yield worker
@@ -221,9 +230,11 @@ async def running_worker(app: Starlette, socket_dir: Path, **install: Any) -> As
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+async def serving(app: ASGIApp, *, root_path: str = "") -> AsyncIterator[tuple[uvicorn.Server, int]]:
     """Start a uvicorn server on the running loop; the caller shuts it down."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_config=None, root_path=root_path, timeout_graceful_shutdown=2
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
@@ -261,6 +272,37 @@ def signed_cookie(payload: Any, *, secret: str = SECRET, name: str = COOKIE, age
 
 def owned_cookie(worker_id: str, **kwargs: Any) -> str:
     return signed_cookie({"id": "a", SESSION_OWNER_KEY: worker_id}, **kwargs)
+
+
+class TokenSerializer(itsdangerous.URLSafeTimedSerializer):
+    """Reads tokens as an application's own serializer does: with the limit of their age in it."""
+
+    def loads(self, s: str | bytes, *args: Any, **kwargs: Any) -> Any:
+        return super().loads(s, max_age=FORTNIGHT)
+
+
+def signed_token(payload: Any, *, secret: str = "token secret", age: int = 0) -> str:
+    """Return an MCP session token, signed `age` seconds ago; bytes are signed as they are."""
+
+    class Dated(itsdangerous.TimestampSigner):
+        def get_timestamp(self) -> int:
+            return super().get_timestamp() - age
+
+    serializer = itsdangerous.URLSafeTimedSerializer(secret, salt="mcp", signer=Dated)
+    signed = serializer.make_signer().sign(payload) if isinstance(payload, bytes) else serializer.dumps(payload)
+    return signed.decode() if isinstance(signed, bytes) else signed
+
+
+def token_of(worker_id: str, **kwargs: Any) -> tuple[str, str]:
+    """Return the header of a token that names a worker."""
+    return TOKEN_HEADER, signed_token({"sid": "a", SESSION_OWNER_KEY: worker_id}, **kwargs)
+
+
+TOKENS: dict[str, Any] = {
+    "mcp_token_header": TOKEN_HEADER,
+    "mcp_token_serializer": TokenSerializer("token secret", salt="mcp"),
+}
+"""The options of an install that reads MCP session tokens."""
 
 
 @asynccontextmanager

@@ -4,9 +4,18 @@ Usable by any Starlette or FastAPI application. It knows ASGI, cookies, tokens a
 servers of nemo_gym. docs/sessions-and-workers.md tells the story with pictures.
 """
 
+from nemo_gym.session_routing.jsonrpc import jsonrpc_error_reply as jsonrpc_error_reply
+from nemo_gym.session_routing.lost import (
+    SESSION_LOST_HEADER as SESSION_LOST_HEADER,
+    LostReason as LostReason,
+    lost_session_reply as lost_session_reply,
+)
 from nemo_gym.session_routing.ownership import (
     SESSION_OWNER_KEY as SESSION_OWNER_KEY,
     SessionOwnerMiddleware as SessionOwnerMiddleware,
+    TokenHeader as TokenHeader,
+    read_token_header as read_token_header,
+    route_path as route_path,
 )
 from nemo_gym.session_routing.private_socket import (
     SOCKET_DIR_ENV as SOCKET_DIR_ENV,
@@ -16,8 +25,6 @@ from nemo_gym.session_routing.private_socket import (
     worker_socket_path as worker_socket_path,
 )
 from nemo_gym.session_routing.router import (
-    SESSION_LOST_HEADER as SESSION_LOST_HEADER,
-    LostReason as LostReason,
     RoutingStatistics as RoutingStatistics,
     SessionRoutingMiddleware as SessionRoutingMiddleware,
     install_session_routing as install_session_routing,

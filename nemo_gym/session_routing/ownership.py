@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -41,11 +41,47 @@ def is_worker_id(value: object) -> bool:
     return isinstance(value, str) and _WORKER_ID.fullmatch(value) is not None
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path that the application's routes are matched with: without the root path, where it has one."""
+    path: str = scope["path"]
+    root_path: str = scope.get("root_path", "")
+    rest = path.removeprefix(root_path)
+    return rest if not rest or rest.startswith("/") else path
+
+
 class TokenSerializer(Protocol):
     """What reads an MCP session token: a serializer of itsdangerous, or anything that raises its errors."""
 
     def loads(self, s: str) -> Any:
         """Return the payload of the signed token `s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHeader:
+    """What a request says in its token header.
+
+    Attributes:
+        value: The token; None where there is none (a blank value is none) or more than one.
+        doubled: The header is there more than once. Whose token is meant is then not known, and none is to be taken.
+    """
+
+    value: str | None
+    doubled: bool = False
+
+
+def read_token_header(headers: Iterable[tuple[bytes, bytes]], name: str) -> TokenHeader:
+    """Return what the token header says; whoever reads an MCP session token reads it so.
+
+    Args:
+        headers: A scope's headers, their names in any case.
+        name: The token header's name, in any case.
+    """
+    sought = name.lower().encode("latin-1")
+    values = [value for key, value in headers if key.lower() == sought]
+    if len(values) > 1:
+        return TokenHeader(None, doubled=True)
+    token = values[0].strip().decode("latin-1") if values else ""
+    return TokenHeader(token or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +121,9 @@ class ClaimReader:
             others are of earlier times: a cookie that one of them signed is signed anew, under its old date, in
             the headers that the application sees.
         max_age: Seconds that a cookie is valid; None for ever.
-        mcp_token_header: Name of the header that carries the MCP session token.
+        mcp_token_header: Name of the header that carries the MCP session token, in any case.
         mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
-        mcp_path: Where the token decides even if there is a cookie.
+        mcp_path: Where, and below which, the token decides even if there is a cookie.
     """
 
     def __init__(
@@ -102,7 +138,7 @@ class ClaimReader:
         self._name = session_cookie
         self._signers = [itsdangerous.TimestampSigner(secret) for secret in secrets]
         self._max_age = max_age
-        self._token_header = mcp_token_header.lower().encode("latin-1") if mcp_token_header else None
+        self._token_header = mcp_token_header
         self._token_serializer = mcp_token_serializer
         self._mcp_path = mcp_path.rstrip("/")
         self._verify_cached = functools.lru_cache(_CACHED_COOKIES)(self._verify)
@@ -110,7 +146,6 @@ class ClaimReader:
     def read(self, scope: Scope) -> Claim:
         """Return the claim of an HTTP or WebSocket scope."""
         cookie: _SignedCookie | None = None
-        token: bytes | None = None
         foreign_hop_header = False
         for name, value in scope["headers"]:
             if name == b"cookie":
@@ -118,8 +153,6 @@ class ClaimReader:
                 cookie = verify(value) or cookie
             elif name == HOP_HEADER:
                 foreign_hop_header = True
-            elif name == self._token_header and token is None:
-                token = value
 
         headers: Headers | None = None
         if cookie is not None and cookie.replacement is not None:
@@ -128,15 +161,20 @@ class ClaimReader:
             received = scope["headers"] if headers is None else headers
             headers = [header for header in received if header[0] != HOP_HEADER]
 
-        if token is not None and (cookie is None or self._is_mcp(scope["path"])):
-            owner, expired = self._read_token(token)
-        elif cookie is not None:
+        token = TokenHeader(None)
+        if self._token_header and (cookie is None or self.is_mcp(scope)):
+            token = read_token_header(scope["headers"], self._token_header)
+        if token.value is not None:
+            owner, expired = self._read_token(token.value)
+        elif cookie is not None and not token.doubled:
             owner, expired = cookie.owner, self._is_expired(cookie.signed_at)
         else:
             owner, expired = None, False
         return Claim(owner, expired and owner is not None, headers)
 
-    def _is_mcp(self, path: str) -> bool:
+    def is_mcp(self, scope: Scope) -> bool:
+        """Tell whether a request is on the MCP path."""
+        path = route_path(scope)
         return path == self._mcp_path or path.startswith(self._mcp_path + "/")
 
     def _is_expired(self, signed_at: int | None) -> bool:
@@ -189,16 +227,17 @@ class ClaimReader:
             replaced.append((b"cookie", name + b"=" + value))
         return replaced
 
-    def _read_token(self, token: bytes) -> tuple[str | None, bool]:
+    def _read_token(self, token: str) -> tuple[str | None, bool]:
         if self._token_serializer is None:
             return None, False
         expired = False
         try:
-            payload = self._token_serializer.loads(token.decode("latin-1"))
-        except itsdangerous.SignatureExpired as error:
-            expired = True
-            load_payload = getattr(self._token_serializer, "load_payload", None)
-            payload = load_payload(error.payload) if load_payload and error.payload else None
+            try:
+                payload = self._token_serializer.loads(token)
+            except itsdangerous.SignatureExpired as error:
+                expired = True
+                load_payload = getattr(self._token_serializer, "load_payload", None)
+                payload = load_payload(error.payload) if load_payload and error.payload else None
         except (itsdangerous.BadData, ValueError, RecursionError):
             return None, False
         owner = payload.get(SESSION_OWNER_KEY) if isinstance(payload, dict) else None

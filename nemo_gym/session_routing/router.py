@@ -11,7 +11,6 @@ import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +18,13 @@ from starlette.applications import Starlette
 from starlette.datastructures import Secret
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.forwarding import Forwarder
 from nemo_gym.session_routing.hop import ARRIVED_KEY
+from nemo_gym.session_routing.jsonrpc import RecordedBody, jsonrpc_error_reply
+from nemo_gym.session_routing.lost import LostReason, lost_session_reply
 from nemo_gym.session_routing.owner_pool import NoReplyError, OutOfDescriptorsError, OwnerGoneError
 from nemo_gym.session_routing.ownership import (
     ClaimReader,
@@ -34,22 +35,12 @@ from nemo_gym.session_routing.ownership import (
 )
 from nemo_gym.session_routing.private_socket import PrivateServer, worker_socket_path
 
-SESSION_LOST_HEADER: Final = "x-nemo-gym-session-lost"
-"""The header of a 410 reply that repeats the reason, so that a caller need not read the body."""
-
 FOURTEEN_DAYS: Final = 14 * 24 * 60 * 60
 """Starlette's default for the age of a session cookie, in seconds."""
 
 _TRY_AGAIN_LATER: Final = 1013  # WebSocket close code, registered by IANA
 
 logger = logging.getLogger(__name__)
-
-
-class LostReason(StrEnum):
-    """Why a session is lost."""
-
-    WORKER_GONE = "worker_gone"
-    SESSION_EXPIRED = "session_expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ class RoutingStatistics:
         served_here: Requests and WebSockets answered by this worker, those that others forwarded to it included.
         arrived: Those of them that other workers forwarded.
         forwarded: Requests that this worker forwarded to their owner.
-        lost: Requests answered with 410.
+        lost: Requests whose session was lost.
         open_pools: Owners that this worker keeps connections to.
     """
 
@@ -84,7 +75,9 @@ class SessionRoutingMiddleware:
         max_age: Seconds that a session cookie is valid, as for the session middleware; None for ever.
         mcp_token_header: Name of the header that carries an MCP session token, if any.
         mcp_token_serializer: Reads that token.
-        mcp_path: Where the token decides even if the request has a session cookie.
+        mcp_path: Where, and below which, the token decides even if the request has a session cookie.
+        mcp_errors_as_jsonrpc: Say what this router itself answers to a JSON-RPC request on the MCP path as a JSON-RPC
+            error under status 200, as `jsonrpc_error_reply` does.
         grace: Seconds that requests received from other workers may take when this worker stops.
     """
 
@@ -100,6 +93,7 @@ class SessionRoutingMiddleware:
         mcp_token_header: str | None = None,
         mcp_token_serializer: TokenSerializer | None = None,
         mcp_path: str = "/mcp",
+        mcp_errors_as_jsonrpc: bool = False,
         grace: int | None = 10,
     ) -> None:
         if not is_worker_id(worker_id):
@@ -111,6 +105,7 @@ class SessionRoutingMiddleware:
             session_cookie, _secrets(secret_key), max_age, mcp_token_header, mcp_token_serializer, mcp_path
         )
         self._forwarder = Forwarder(socket_dir)
+        self._mcp_errors_as_jsonrpc = mcp_errors_as_jsonrpc
         self._grace = grace
         self._served_here = self._arrived = self._forwarded = self._lost = 0
 
@@ -137,7 +132,8 @@ class SessionRoutingMiddleware:
         claim = self._claims.read(scope)
         if claim.expired:
             self._lost += 1
-            await _answer(lost_session_reply(LostReason.SESSION_EXPIRED), scope, receive, send)
+            reply = lost_session_reply(LostReason.SESSION_EXPIRED)
+            await _answer(reply, scope, receive, send, self._recorded(scope, receive))
         elif arrived or claim.owner is None or claim.owner == self.worker_id:
             self._served_here += 1
             self._arrived += arrived
@@ -149,8 +145,9 @@ class SessionRoutingMiddleware:
 
     async def _forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._forwarded += 1
+        body = self._recorded(scope, receive)
         try:
-            await self._forwarder.forward(owner, scope, receive, send)
+            await self._forwarder.forward(owner, scope, body.receive if body else receive, send)
             return
         except OwnerGoneError as error:
             self._lost += 1
@@ -168,7 +165,12 @@ class SessionRoutingMiddleware:
                 {"detail": "The session's worker closed the connection without a reply; the request may have run."},
                 status_code=502,
             )
-        await _answer(reply, scope, receive, send)
+        await _answer(reply, scope, receive, send, body)
+
+    def _recorded(self, scope: Scope, receive: Receive) -> RecordedBody | None:
+        """Return a request's body where it will be looked at when this router answers itself."""
+        wanted = self._mcp_errors_as_jsonrpc and scope["type"] == "http" and scope["method"] == "POST"
+        return RecordedBody(scope, receive) if wanted and self._claims.is_mcp(scope) else None
 
     async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application's lifespan with the private server's within it."""
@@ -195,23 +197,6 @@ class SessionRoutingMiddleware:
             await self._forwarder.close()
 
 
-def lost_session_reply(reason: LostReason, *, may_have_run: bool = False) -> JSONResponse:
-    """Return the 410 that says that a session is lost, why, and what to do.
-
-    Args:
-        reason: Why.
-        may_have_run: The request had reached its handler, or may have.
-    """
-    if reason is LostReason.SESSION_EXPIRED:
-        detail = "The session has expired (its cookie is too old, or dated in the future). Start a new session."
-    else:
-        detail = "The worker that held this session is no longer running; its state is lost. Start a new session."
-        if may_have_run:
-            detail += " This request may have run before the worker was lost."
-    body = {"detail": detail, "reason": reason, "new_session_may_be_seeded": True, "may_have_run": may_have_run}
-    return JSONResponse(body, status_code=410, headers={SESSION_LOST_HEADER: reason})
-
-
 def install_session_routing(
     app: Starlette,
     *,
@@ -222,6 +207,7 @@ def install_session_routing(
     mcp_token_header: str | None = None,
     mcp_token_serializer: TokenSerializer | None = None,
     mcp_path: str = "/mcp",
+    mcp_errors_as_jsonrpc: bool = False,
     grace: int | None = 10,
 ) -> str:
     """Make an application's sessions stay with the worker that created them.
@@ -241,7 +227,9 @@ def install_session_routing(
         max_age: The session middleware's, in seconds.
         mcp_token_header: Name of the header that carries an MCP session token, if any.
         mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
-        mcp_path: Where the token decides even if the request has a session cookie.
+        mcp_path: Where, and below which, the token decides even if the request has a session cookie.
+        mcp_errors_as_jsonrpc: Say what this router itself answers to a JSON-RPC request on the MCP path as a JSON-RPC
+            error under status 200, as `jsonrpc_error_reply` does.
         grace: Seconds that requests received from other workers may take when this worker stops.
 
     Returns:
@@ -263,6 +251,7 @@ def install_session_routing(
         mcp_token_header=mcp_token_header,
         mcp_token_serializer=mcp_token_serializer,
         mcp_path=mcp_path,
+        mcp_errors_as_jsonrpc=mcp_errors_as_jsonrpc,
         grace=grace,
     )
     return worker_id
@@ -292,8 +281,22 @@ def _session_middleware_position(app: Starlette, cookie: str, secret: str, max_a
     return position
 
 
-async def _answer(reply: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer an HTTP request, or the upgrade to a WebSocket: by closing where the server can't send a reply to it."""
+async def _answer(
+    reply: Response, scope: Scope, receive: Receive, send: Send, body: RecordedBody | None = None
+) -> None:
+    """Answer an HTTP request, or the upgrade to a WebSocket: by closing where the server can't send a reply to it.
+
+    Args:
+        reply: The plain answer.
+        scope: The request's scope.
+        receive: Its ASGI receive.
+        send: Its ASGI send.
+        body: Its body, where a JSON-RPC message in it is to be answered as such.
+    """
+    if body is not None:
+        reply = jsonrpc_error_reply(await body.whole(), reply)
+        if body.client_left:
+            return
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": f"status {reply.status_code}"})
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from starlette.types import Message
 
 from nemo_gym.session_routing import (
     SESSION_OWNER_KEY,
-    create_socket_dir,
     install_session_routing,
-    remove_socket_dir,
     worker_socket_path,
 )
 from tests.session_workers import (
     COOKIE,
     SECRET,
-    Worker,
     make_app,
     owned_cookie,
     running_worker,
@@ -147,59 +143,6 @@ async def test_without_an_install_there_is_no_middleware_no_socket_and_no_extra_
         client.post("/seed")
         assert SESSION_OWNER_KEY not in session_of(f"{COOKIE}={client.cookies[COOKIE]}")
     assert [str(middleware.cls) for middleware in app.user_middleware] == [str(SessionMiddleware)]
-
-
-@pytest.mark.promise("mcp-token")
-class TestMcp:
-    serializer = itsdangerous.URLSafeTimedSerializer("token secret", salt="mcp")
-
-    @pytest.fixture(scope="class")
-    async def mcp_pair(self) -> AsyncIterator[tuple[Worker, Worker]]:
-        path = create_socket_dir()
-        options: dict[str, Any] = {"mcp_token_header": "X-Session-Token", "mcp_token_serializer": self.serializer}
-        async with running_workers(path, limit=120, **options) as (first, second):
-            yield first, second
-        remove_socket_dir(path)
-
-    def token(self, worker_id: str) -> tuple[str, str]:
-        return "x-session-token", str(self.serializer.dumps({SESSION_OWNER_KEY: worker_id}))
-
-    async def test_the_token_decides_without_a_cookie(self, mcp_pair: tuple[Worker, Worker]) -> None:
-        first, second = mcp_pair
-        reply = await first.request("/tool", headers=[self.token(second.worker_id)])
-        assert reply.json()["worker"] == second.worker_id
-
-    async def test_the_token_decides_over_the_cookie_on_the_mcp_path_only(
-        self, mcp_pair: tuple[Worker, Worker]
-    ) -> None:
-        first, second = mcp_pair
-        headers = [self.token(second.worker_id)]
-        cookie = owned_cookie(first.worker_id)
-        for path, owner in [
-            ("/mcp", second),
-            ("/mcp/", second),
-            ("/mcp/x", second),
-            ("/mcpx", first),
-            ("/", first),
-        ]:
-            reply = await first.request(path, headers=headers, cookie=cookie)
-            assert reply.json()["worker"] == owner.worker_id, path
-
-    async def test_the_cookie_of_another_worker_is_not_stamped_over(self, mcp_pair: tuple[Worker, Worker]) -> None:
-        first, second = mcp_pair
-        headers = [self.token(first.worker_id)]
-        reply = await first.request("/mcp/seed", headers=headers, cookie=owned_cookie(second.worker_id))
-        assert reply.all("set-cookie") == []
-
-    @pytest.mark.parametrize("token", ["", "garbage", "a.b.c", "é", "x" * 20_000])
-    async def test_a_bad_token_is_no_owner(self, mcp_pair: tuple[Worker, Worker], token: str) -> None:
-        worker = mcp_pair[0]
-        reply = await worker.request("/mcp", headers=[("x-session-token", token)])
-        assert reply.json()["worker"] == worker.worker_id
-
-    async def test_a_token_of_a_worker_that_is_gone_gives_410(self, mcp_pair: tuple[Worker, Worker]) -> None:
-        worker = mcp_pair[0]
-        assert (await worker.request("/mcp", headers=[self.token("b" * 32)])).status == 410
 
 
 class TestInstall:

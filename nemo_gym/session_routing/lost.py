@@ -1,0 +1,36 @@
+"""What a caller is told when its session is lost: why, and what to do, in fields, words and a header."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from starlette.responses import JSONResponse
+
+SESSION_LOST_HEADER: Final = "x-nemo-gym-session-lost"
+"""The header of the reply that repeats the reason, so that a caller need not read the body."""
+
+
+class LostReason(StrEnum):
+    """Why a session is lost."""
+
+    WORKER_GONE = "worker_gone"
+    SESSION_EXPIRED = "session_expired"
+
+
+def lost_session_reply(reason: LostReason, *, may_have_run: bool = False) -> JSONResponse:
+    """Return the 410 that says that a session is lost, why, and what to do.
+
+    Args:
+        reason: Why.
+        may_have_run: The request had reached its handler, or may have.
+    """
+    if reason is LostReason.SESSION_EXPIRED:
+        detail = "The session has expired (its cookie or token is too old, or dated in the future)."
+    else:
+        detail = "The worker that held this session is no longer running; its state is lost."
+    detail += " Start a new session."
+    if may_have_run:
+        detail += " This request may have run before the worker was lost."
+    body = {"detail": detail, "reason": reason, "new_session_may_be_seeded": True, "may_have_run": may_have_run}
+    return JSONResponse(body, status_code=410, headers={SESSION_LOST_HEADER: reason})
