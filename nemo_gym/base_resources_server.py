@@ -4,10 +4,10 @@ Lifecycle of a session: `POST /seed_session` begins it and sets the session cook
 `POST /verify` scores the outcome.
 """
 
-import re
 from abc import abstractmethod
+from collections.abc import Awaitable, Iterable
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -17,31 +17,43 @@ from nemo_gym.config_types import (
     AggregateMetricsRequest as AggregateMetricsRequest,
     BaseRunServerInstanceConfig,
 )
+from nemo_gym.mcp_auto_exposure import (
+    TOKEN_HEADER as NEMO_GYM_MCP_SESSION_TOKEN_HEADER,
+    CatchAll,
+    MCPTool,
+    maybe_auto_expose,
+    session_token_serializer,
+)
 from nemo_gym.metrics import compute_aggregate_metrics
 from nemo_gym.openai_utils import (
     NeMoGymResponse as NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server.base import SimpleServer, add_model_route
+from nemo_gym.tool_names import is_tool_name as is_tool_name
 
-# A tool's name becomes the path of a URL, so it must be one plain segment, and none of the framework's own routes.
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_FRAMEWORK_ROUTES: Final = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "health", "mcp"})
-
-
-def is_tool_name(name: str) -> bool:
-    """Return whether `POST /<name>` can be a tool's route."""
-    return bool(_TOOL_NAME.fullmatch(name)) and name not in _FRAMEWORK_ROUTES
+NEMO_GYM_MCP_METADATA_KEY: Final = "mcp"
+"""The field of the `/seed_session` reply that tells how to reach the session's tools over MCP."""
 
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
     """The settings of a resources server.
 
     Attributes:
-        expose_tools_over_mcp: Whether the tool routes are also served over the Model Context Protocol.
+        expose_tools_over_mcp: Whether the tool routes are also served over the Model Context Protocol, at `/mcp`.
+        mcp_allowed_hosts: Names under which clients may address `/mcp`, as in the `Host` header, for example
+            `host.docker.internal`; with a port only that port. IP addresses, `localhost`, the configured `host` and
+            this machine's own name need no entry; "*" allows every name.
+        mcp_allowed_origins: Web pages that may call `/mcp`, as in the `Origin` header, for example
+            `https://inspector.example`. The server's own origin and those of this machine need no entry.
+        mcp_lost_session: How a request of a lost session is answered at `/mcp`: "http" with the plain 410, "jsonrpc"
+            with a JSON-RPC error of the same text.
     """
 
     expose_tools_over_mcp: bool = False
+    mcp_allowed_hosts: list[str] = Field(default_factory=list)
+    mcp_allowed_origins: list[str] = Field(default_factory=list)
+    mcp_lost_session: Literal["http", "jsonrpc"] = "http"
 
 
 class BaseRunRequest(BaseModel):
@@ -109,6 +121,41 @@ class SimpleResourcesServer(SimpleServer):
         add_model_route(app, "/verify", self.verify, BaseVerifyResponse)
         add_model_route(app, "/aggregate_metrics", self.aggregate_metrics, AggregateMetrics)
         return app
+
+    def expose(self, app: FastAPI) -> None:
+        """Serve the tool routes over MCP as well, where the settings say so."""
+        maybe_auto_expose(self, app)
+
+    def session_routing_options(self) -> dict[str, Any]:
+        """Return what session routing needs to read MCP session tokens."""
+        return {
+            **super().session_routing_options(),
+            "mcp_token_header": NEMO_GYM_MCP_SESSION_TOKEN_HEADER,
+            "mcp_token_serializer": session_token_serializer(self),
+            "mcp_errors_as_jsonrpc": self.config.mcp_lost_session == "jsonrpc",
+        }
+
+    def mcp_tools(self, harvested: list[MCPTool], catchall: CatchAll | None) -> Iterable[MCPTool]:
+        """Return the tools to serve over MCP; override it to leave some out or to add others.
+
+        It is asked once, when the server starts.
+
+        Args:
+            harvested: The tools read from the server's plain `POST /<tool>` routes.
+            catchall: The server's one route for all tools, such as `POST /{name}`, if it has one: its tools come
+                from data, so they have to be made here, with `catchall.tool(name, description, input_schema)`.
+        """
+        return harvested
+
+    def mcp_allowed_tools_for_session(
+        self, seed_body: dict[str, Any]
+    ) -> Iterable[str] | Awaitable[Iterable[str] | None] | None:
+        """Return the names of the tools that a new session may use over MCP; None for all of them. It may be `async`.
+
+        Args:
+            seed_body: The body of the session's `/seed_session` request, as parsed JSON.
+        """
+        return None
 
     async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
         """Begin a session. Override it to set up the session's state."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import re
 import reprlib
@@ -130,9 +131,18 @@ class SimpleServer(BaseServer):
         routing = getattr(request.app.state, "session_routing", None)
         if routing is not None:
             session.setdefault(SESSION_OWNER_KEY, routing.worker_id)
-        # As Starlette's SessionMiddleware writes it.
-        signed = TimestampSigner(self.session_keys()[0]).sign(b64encode(orjson.dumps(session)))
-        return {self.get_session_middleware_key(): signed.decode()}
+        return {self.get_session_middleware_key(): self.sign_session(session)}
+
+    def sign_session(self, session: Mapping[str, Any]) -> str:
+        """Return the session cookie's value for a session, as Starlette's `SessionMiddleware` writes it."""
+        return TimestampSigner(self.session_keys()[0]).sign(b64encode(json.dumps(session).encode())).decode()
+
+    def expose(self, app: FastAPI) -> None:
+        """Add what has to see all routes of the finished application; called once, before it is served."""
+
+    def session_routing_options(self) -> dict[str, Any]:
+        """Return further options for `install_session_routing`."""
+        return {}
 
     def _derive_session_keys(self) -> list[str]:
         cookie = self.get_session_middleware_key()

@@ -76,6 +76,14 @@ class RunnableServer(Protocol):
         """Return the application."""
         ...
 
+    def expose(self, app: FastAPI) -> None:
+        """Add what has to see all routes of the finished application."""
+        ...
+
+    def session_routing_options(self) -> dict[str, Any]:
+        """Return further options for `install_session_routing`."""
+        ...
+
     def get_session_middleware_key(self) -> str:
         """Return the session cookie's name."""
         ...
@@ -141,6 +149,7 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
     config = load_process_config(server_class.config_type())
     server = server_class(config=config, server_client=ServerClient.from_config(global_config))
     app = server.setup_webserver()
+    server.expose(app)
     worker = WorkerEnv.read()
     if worker is not None and worker.socket_dir is not None:
         install_session_routing(
@@ -149,6 +158,7 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
             session_cookie=server.get_session_middleware_key(),
             secret_key=list(server.session_keys()),
             grace=config.shutdown_grace_s,
+            **server.session_routing_options(),
         )
     app.add_middleware(DisconnectMiddleware)
     app.state.built_by_nemo_gym = True

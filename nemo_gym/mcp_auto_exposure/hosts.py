@@ -1,0 +1,77 @@
+"""Who may address `/mcp`: a defence against DNS rebinding that lets sandboxes in.
+
+A web page can make a browser post to any address, and by rebinding its own name to that address even read the
+answers (https://modelcontextprotocol.io, "Streamable HTTP: security warning"). The page's name then stands in
+`Host`, and its own address in `Origin`. So names must be known ones; an IP address can't have been rebound.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+_ANY: Final = "*"
+_LOOPBACK_NAME: Final = "localhost"
+_HOST: Final = re.compile(r"(\[(?P<ipv6>[0-9a-f:.%]+)\]|(?P<name>[^\s:@/\[\]]+))(:\d*)?")
+
+
+class AllowedHosts:
+    """Decides by the `Host` and `Origin` headers of a request.
+
+    Args:
+        server_host: The host that the server's configuration names.
+        hosts: Further names, with or without a port; "*" for any.
+        origins: Further origins (`https://name:port`); "*" for any.
+    """
+
+    def __init__(self, server_host: str, hosts: Iterable[str], origins: Iterable[str]) -> None:
+        own = {_LOOPBACK_NAME, server_host, socket.gethostname()}
+        self._hosts = {name.lower() for name in (*own, *hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    def allows_host(self, host: str | None) -> bool:
+        """Return whether a request may address this server as `host` (a `Host` header, RFC 9110 section 7.2)."""
+        return host is not None and host != "" and (_ANY in self._hosts or self._knows(host))
+
+    def allows_origin(self, origin: str | None, host: str | None) -> bool:
+        """Return whether a page of `origin` may call; requests of anything but a browser have none.
+
+        Args:
+            origin: The `Origin` header (RFC 6454 section 7), if any.
+            host: The `Host` header.
+        """
+        if origin is None or _ANY in self._origins or origin.lower() in self._origins:
+            return True
+        try:
+            page = urlsplit(origin)
+            name = page.hostname or ""
+        except ValueError:
+            return False
+        if page.scheme not in ("http", "https"):
+            return False
+        # Where any host is allowed, that of a page may be a rebound one.
+        is_same = host is not None and page.netloc.lower() == host.lower() and self._knows(host)
+        return is_same or name == _LOOPBACK_NAME or (is_ip_address(name) and ipaddress.ip_address(name).is_loopback)
+
+    def _knows(self, host: str) -> bool:
+        name = name_in(host)
+        return name != "" and (is_ip_address(name) or name in self._hosts or host.lower() in self._hosts)
+
+
+def name_in(host: str) -> str:
+    """Return the name in a `Host` header in lower case, an IPv6 address without its brackets; empty if it has none."""
+    match = _HOST.fullmatch(host.lower())
+    return (match["ipv6"] or match["name"] or "") if match else ""
+
+
+def is_ip_address(name: str) -> bool:
+    """Return whether `name` is a literal IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
