@@ -42,11 +42,13 @@ from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypo
 
 MAX_STEPS_REASON: Final = "max_steps"
 
-_ERROR_TEXT_LIMIT: Final = 4_000
-# The session is lost, or nobody knows whether the tool has run: to go on would score something else than the model.
-_NOT_THE_TOOLS_FAULT: Final = frozenset(
+NOT_THE_TOOLS_FAULT: Final = frozenset(
     {HTTPStatus.GONE, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
 )
+"""What ends a rollout when a tool call is answered so: the session is lost, or nobody knows whether the tool has run,
+and to go on would score something else than the model."""
+
+_ERROR_TEXT_LIMIT: Final = 4_000
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
@@ -92,8 +94,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         """Run one rollout of a row: seed, respond, verify; the reply is the row with what the verifier answered."""
         cookies = self._cookies_of(request)
         row = body.model_dump(mode="json", exclude_unset=True)
-        await self._ask_resources_server("/seed_session", row, cookies)
-        response = await self.respond(body.responses_create_params, cookies)
+        seeded = await self._ask_resources_server("/seed_session", row, cookies)
+        response = await self.respond_in_session(body.responses_create_params, cookies, seeded)
         trajectory = response.model_dump(mode="json", exclude_unset=True)
         verdict = await self._ask_resources_server("/verify", {**row, "response": trajectory}, cookies)
         return SimpleAgentVerifyResponse.model_validate({**row, **verdict})
@@ -111,6 +113,18 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         for name, value in {**cookies.model, **cookies.resources}.items():
             reply.set_cookie(name, value)
         return reply
+
+    async def respond_in_session(
+        self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: RolloutCookies, seeded: Mapping[str, Any]
+    ) -> NeMoGymResponse:
+        """Make the middle part of `run`; override it where the loop needs the reply to `/seed_session`.
+
+        Args:
+            params: As for `respond`.
+            cookies: As for `respond`.
+            seeded: The reply to `/seed_session`.
+        """
+        return await self.respond(params, cookies)
 
     async def respond(
         self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: RolloutCookies
@@ -175,32 +189,58 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         params: NeMoGymResponseCreateParamsNonStreaming,
         cookies: RolloutCookies,
     ) -> NeMoGymFunctionCallOutput:
-        """Call a tool and return what the model is to read: the reply's body, or what was wrong."""
         arguments = _arguments_of(call)
-        problem = _problem_with_name(call.name, params.tools) or (arguments if isinstance(arguments, str) else None)
-        if problem is not None:
-            return _output(call, json.dumps({"error": problem}))
+        problem = _problem_with_name(call.name, params.tools)
+        if problem is not None or isinstance(arguments, str):
+            output = json.dumps({"error": problem or arguments})
+        else:
+            output = await self.call_tool(call.name, arguments, cookies)
+        return NeMoGymFunctionCallOutput(call_id=call.call_id, output=output)
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], cookies: RolloutCookies) -> str:
+        """Call a tool and return what the model is to read: the reply's body, or what was wrong (`tool_error`).
+
+        Override it for another way to the tools. Trouble that is not the tool's fault has to be raised.
+
+        Args:
+            name: A tool that the model was offered; where it was offered none, whatever it named.
+            arguments: The arguments of the call.
+            cookies: The sessions of the rollout.
+        """
+        if not is_tool_name(name):
+            return json.dumps({"error": f"'{name[:100]}' can't be called as a tool"})
         response = await self.server_client.post(
             server_name=self.config.resources_server.name,
-            url_path=f"/{call.name}",
+            url_path=f"/{name}",
             json=arguments,
             cookies=cookies.resources,
         )
-        if response.status in _NOT_THE_TOOLS_FAULT:
+        if response.status in NOT_THE_TOOLS_FAULT:
             await raise_for_status(response)
         text = (await response.read()).decode("utf-8", "replace")
         _keep_cookies(response, cookies.resources)
-        if response.ok:
-            return _output(call, text)
-        if response.status == HTTPStatus.NOT_FOUND and _detail(text) == HTTPStatus.NOT_FOUND.phrase:
-            return _output(call, json.dumps({"error": f"there is no tool '{call.name}'"}))
-        return _output(call, json.dumps({"error": _detail(text), "status": response.status}, ensure_ascii=False))
+        return text if response.ok else tool_error(name, response.status, text)
 
     def _cookies_of(self, request: Request) -> RolloutCookies:
         """Return what the caller sent, for both servers, as it does not say which cookie is whose; without our own."""
         own = self.get_session_middleware_key()
         sent = {name: value for name, value in request.cookies.items() if name != own}
         return RolloutCookies(resources=dict(sent), model=dict(sent))
+
+
+def tool_error(name: str, status: int | None, text: str) -> str:
+    """Return what the model is told of a tool that answered an error: a JSON object.
+
+    Args:
+        name: The tool, as the model called it.
+        status: The HTTP status of the reply; None where it is not known.
+        text: The body of the reply.
+    """
+    detail = _detail(text)
+    if status == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
+        return json.dumps({"error": f"there is no tool '{name}'"})
+    told = {"error": detail} if status is None else {"error": detail, "status": status}
+    return json.dumps(told, ensure_ascii=False)
 
 
 def _as_items(params: NeMoGymResponseCreateParamsNonStreaming) -> list[Any]:
@@ -223,14 +263,12 @@ def _arguments_of(call: NeMoGymResponseFunctionToolCall) -> dict[str, Any] | str
 def _problem_with_name(name: str, tools: list[dict[str, Any]]) -> str | None:
     """Return why a tool may not be called, or None.
 
-    A model may call what it was offered, and nothing that is no tool. Where a request offers no functions (its tools
-    are told in words), any plain name goes.
+    A model may call what it was offered. Where a request offers no functions (its tools are told in words), any
+    name goes.
     """
     offered = [str(tool.get("name")) for tool in tools if tool.get("type") == "function"]
     if offered and name not in offered:
         return f"there is no tool '{name[:100]}'; the tools are: {', '.join(offered)}"
-    if not is_tool_name(name):
-        return f"'{name[:100]}' can't be called as a tool"
     return None
 
 
@@ -244,10 +282,6 @@ def _detail(text: str) -> Any:
     if detail is not None and len(text) <= _ERROR_TEXT_LIMIT:
         return detail
     return text[:_ERROR_TEXT_LIMIT] or "no further information"
-
-
-def _output(call: NeMoGymResponseFunctionToolCall, text: str) -> NeMoGymFunctionCallOutput:
-    return NeMoGymFunctionCallOutput(call_id=call.call_id, output=text)
 
 
 def _keep_cookies(response: aiohttp.ClientResponse, kept: dict[str, str]) -> None:

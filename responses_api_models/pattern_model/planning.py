@@ -254,7 +254,7 @@ class Planner:
 
 def _named(tool: ToolShape, clause: Clause) -> bool:
     """Whether the clause has the tool's name, or the verb in it (other than one as common as "get")."""
-    return tool.name in clause.words or (tool.sense != "read" and tool.verb in clause.stems)
+    return tool.own_name in clause.words or (tool.sense != "read" and tool.verb in clause.stems)
 
 
 def _described(tool: ToolShape, clause: Clause) -> bool:

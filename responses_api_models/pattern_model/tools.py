@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from nemo_gym.tool_names import normalize_tool_name
 from responses_api_models.pattern_model.conversation import Tool
 from responses_api_models.pattern_model.lexicon import LOWER, RAISE, READ
 from responses_api_models.pattern_model.reading import stem
@@ -29,8 +30,9 @@ class ToolShape:
 
     Args:
         name: Its name.
-        verb: The stem of the word in its name that tells what it does.
-        nouns: The stems of the other words in its name.
+        own_name: Its name without that of the MCP server it is served by: `add` of `mcp__calculator__add`.
+        verb: The stem of the word in its own name that tells what it does.
+        nouns: The stems of the other words in its own name.
         sense: The sense of the verb, where it is known.
         described: The stems of the words in its description and parameter names.
         numbers: The parameters to be filled with numbers.
@@ -39,6 +41,7 @@ class ToolShape:
     """
 
     name: str
+    own_name: str
     verb: str
     nouns: frozenset[str]
     sense: Literal["raise", "lower", "read", ""]
@@ -83,11 +86,13 @@ def shape_of(tool: Tool) -> ToolShape | None:
             texts.append(param)
         else:
             return None
-    parts = [stem(part.lower()) for part in _NAME_PART.findall(tool.name)]
+    own_name = normalize_tool_name(tool.name)
+    parts = [stem(part.lower()) for part in _NAME_PART.findall(own_name)]
     verb = next((part for part in parts if _sense(part)), parts[0] if parts else "")
     described = " ".join([tool.description, *properties]).replace("_", " ").lower()
     return ToolShape(
         name=tool.name,
+        own_name=own_name,
         verb=verb,
         nouns=frozenset(parts) - {verb},
         sense=_sense(verb),

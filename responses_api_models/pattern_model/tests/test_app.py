@@ -191,6 +191,17 @@ def test_it_solves_the_counters_rows(client: TestClient) -> None:
         assert row["initial_count"] + sum(added(made)) == row["expected_count"], params["input"]
 
 
+def test_tools_served_over_mcp_are_known_by_the_last_part_of_their_names(client: TestClient) -> None:
+    prefix = "mcp__read_and_lower_state__"
+    tools = [{**tool, "name": prefix + tool["name"]} for tool in COUNTER_TOOLS]
+    for row in rows_of("example_session_state_mgmt"):
+        instruction = row["responses_create_params"]["input"][0]["content"]
+        bare, _ = converse(client, instruction, COUNTER_TOOLS)
+        made, _ = converse(client, instruction, tools)
+        assert bare
+        assert made == [(prefix + name, arguments) for name, arguments in bare]
+
+
 def test_it_solves_the_weathers_rows(client: TestClient) -> None:
     for row in rows_of("example_single_tool_call"):
         params = row["responses_create_params"]
