@@ -158,6 +158,26 @@ class ModelBackendError(NemoGymError):
         return self.status
 
 
+class SandboxError(NemoGymError):
+    """Raised when a sandbox could not do what it was asked; what a command does in it is a result instead."""
+
+
+class SandboxCreateError(SandboxError):
+    """Raised when a sandbox did not start. Nothing of it is left."""
+
+
+class SandboxStoppedError(SandboxError):
+    """Raised when a sandbox is used that has been stopped, or that has died."""
+
+
+class SandboxFileError(SandboxError):
+    """Raised when a file of a sandbox can't be read or written."""
+
+
+class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
+    """Raised when a sandbox has no such file."""
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     """Return `Did you mean 'x'?` for the candidate nearest to `name`, or None where nothing is near."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)

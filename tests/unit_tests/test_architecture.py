@@ -27,7 +27,9 @@ FLOORS = {
     "server": 3,
     "server_utils": 3,
     "mcp_auto_exposure": 4,
+    "sandbox": 4,
     "base_resources_server": 4,
+    "base_gymnasium_server": 4,
     "base_responses_api_agent": 4,
     "base_responses_api_model": 4,
     "backend_model": 4,
@@ -41,6 +43,7 @@ FLOORS = {
 # Doors are one module of names for the part beside them; configuration is one job in several files.
 SAME_FLOOR = {
     "base_resources_server": {"mcp_auto_exposure"},
+    "base_gymnasium_server": {"base_resources_server"},
     "openai_utils": {"wire"},
     "server_utils": {"server"},
     "global_config": {"configuration"},
@@ -50,7 +53,7 @@ SAME_FLOOR = {
     "conformance": {"deployment", "rollouts"},
     "base_responses_api_agent": {"base_resources_server"},
 }
-OPTIONAL_EXTRAS = {"reasoning_gym"}
+OPTIONAL_EXTRAS = {"gymnasium", "reasoning_gym"}
 NEEDS_AN_EXTRA = {"nemo_gym.mcp_auto_exposure.endpoint"}
 COMPONENT_FOLDERS = ("resources_servers", "responses_api_agents", "responses_api_models")
 MAX_FILE_LINES = 450
