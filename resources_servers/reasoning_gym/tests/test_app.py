@@ -136,11 +136,15 @@ def test_without_the_package_the_start_up_error_names_the_extra(monkeypatch: pyt
 
 
 def test_the_script_writes_the_same_rows_again(tmp_path: Path) -> None:
-    names = list(dict.fromkeys(row["dataset"]["name"] for row in ROWS))
-    chosen = [argument for name in names for argument in ("--dataset", name)]
-    output = tmp_path / "rows.jsonl"
-    assert create_dataset.main([*chosen, "--size", "3", "--seed", "11", "--output", str(output)]) == 0
-    assert [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] == ROWS
+    files = {path.stem: path for path in DATA.parent.glob("*.jsonl")}
+    mixed = list(dict.fromkeys(row["dataset"]["name"] for row in ROWS))
+    wanted = {name: ([name], ["--size", "5", "--seed", "23"]) for name in files}
+    wanted["example"] = (mixed, ["--size", "3", "--seed", "11"])
+    for stem, (names, options) in wanted.items():
+        chosen = [argument for name in names for argument in ("--dataset", name)]
+        output = tmp_path / f"{stem}.jsonl"
+        assert create_dataset.main([*chosen, *options, "--output", str(output)]) == 0
+        assert output.read_text(encoding="utf-8") == files[stem].read_text(encoding="utf-8")
 
 
 def test_the_script_passes_configuration_on(tmp_path: Path) -> None:
