@@ -30,6 +30,11 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server.base import SimpleServer, add_model_route
+from nemo_gym.server.session_end import (
+    ResourcesSessionEndConfig,
+    SessionEndReason as SessionEndReason,
+    SessionEndRules,
+)
 from nemo_gym.tool_names import is_tool_name as is_tool_name
 
 NEMO_GYM_MCP_METADATA_KEY: Final = "mcp"
@@ -48,12 +53,15 @@ class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
             `https://inspector.example`. The server's own origin and those of this machine need no entry.
         mcp_lost_session: How a request of a lost session is answered at `/mcp`: "http" with the plain 410, "jsonrpc"
             with a JSON-RPC error of the same text.
+        session_end: When sessions end by themselves. With it, even empty, `on_session_end` is called; without it
+            nothing is kept of sessions.
     """
 
     expose_tools_over_mcp: bool = False
     mcp_allowed_hosts: list[str] = Field(default_factory=list)
     mcp_allowed_origins: list[str] = Field(default_factory=list)
     mcp_lost_session: Literal["http", "jsonrpc"] = "http"
+    session_end: ResourcesSessionEndConfig | None = None
 
 
 class BaseRunRequest(BaseModel):
@@ -134,6 +142,13 @@ class SimpleResourcesServer(SimpleServer):
             "mcp_token_serializer": session_token_serializer(self),
             "mcp_errors_as_jsonrpc": self.config.mcp_lost_session == "jsonrpc",
         }
+
+    def session_end_rules(self) -> SessionEndRules | None:
+        """Return when sessions end, as the settings say; they begin with `/seed_session`."""
+        settings = self.config.session_end
+        if settings is None:
+            return None
+        return SessionEndRules(settings.idle_timeout_s, final_path="/verify" if settings.after_verify else None)
 
     def mcp_tools(self, harvested: list[MCPTool], catchall: CatchAll | None) -> Iterable[MCPTool]:
         """Return the tools to serve over MCP; override it to leave some out or to add others.

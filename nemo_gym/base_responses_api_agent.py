@@ -18,10 +18,22 @@ from nemo_gym.metrics import compute_aggregate_metrics
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server.base import SimpleServer, add_model_route
 from nemo_gym.server.client import get_response_json, raise_for_status
+from nemo_gym.server.session_end import (
+    AgentSessionEndConfig,
+    SessionEndReason as SessionEndReason,
+    SessionEndRules,
+)
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
-    """The settings of an agent server."""
+    """The settings of an agent server.
+
+    Attributes:
+        session_end: When sessions end by themselves. With it, even empty, `on_session_end` is called; without it
+            nothing is kept of sessions.
+    """
+
+    session_end: AgentSessionEndConfig | None = None
 
 
 class SimpleResponsesAPIAgent(SimpleServer):
@@ -38,6 +50,15 @@ class SimpleResponsesAPIAgent(SimpleServer):
         add_model_route(app, "/run", self.run, BaseVerifyResponse)
         add_model_route(app, "/aggregate_metrics", self.aggregate_metrics, AggregateMetrics)
         return app
+
+    def session_end_rules(self) -> SessionEndRules | None:
+        """Return when sessions end, as the settings say; they begin with their first request."""
+        settings = self.config.session_end
+        if settings is None:
+            return None
+        return SessionEndRules(
+            settings.idle_timeout_s, final_path="/run" if settings.after_run else None, begins_anywhere=True
+        )
 
     @abstractmethod
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:

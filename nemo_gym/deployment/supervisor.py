@@ -286,10 +286,10 @@ def _why_not_bindable(host: str, port: int) -> str | None:
 
 
 def _longest_stop(config: GlobalConfig) -> float:
-    """Return how many seconds the slowest server may take to stop by itself: it may use its grace twice."""
+    """Return how many seconds the slowest server may take to stop by itself: it may use its grace three times."""
     default = BaseRunServerConfig.model_fields["shutdown_grace_s"].default
     graces = [instance.settings.get("shutdown_grace_s", default) for instance in config.instances.values()]
-    return 2.0 * max(graces, default=0) + _STOP_MARGIN
+    return 3.0 * max(graces, default=0) + _STOP_MARGIN
 
 
 def _seconds(config: GlobalConfig, key: str, default: float) -> float:

@@ -29,10 +29,13 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import Response
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.server.body_ids import BodySessionMiddleware, BodySessions, body_id_field
 from nemo_gym.server.bootstrap import load_process_config, start
 from nemo_gym.server.client import ServerClient, close_client
-from nemo_gym.server.middleware import ErrorReplyMiddleware, SessionIdMiddleware
+from nemo_gym.server.middleware import SESSION_ID_KEY, ErrorReplyMiddleware, SessionIdMiddleware
 from nemo_gym.server.secrets import derive_session_key, session_secrets
+from nemo_gym.server.session_end import SessionEndReason, SessionEndRules, install_session_end
+from nemo_gym.server.session_lives import SessionLives
 from nemo_gym.session_routing import SESSION_OWNER_KEY
 
 _SHOWN_VALUE_LENGTH: Final = 100
@@ -79,10 +82,13 @@ class SimpleServer(BaseServer):
     Attributes:
         routes_sessions: Whether a session's requests go to the worker that created it, when there are several
             workers. True for servers that keep state per session in memory.
+        body_session_field: The field of a request's JSON body that may name the session, for clients that keep no
+            cookies, such as `resources_session_id`; None where only cookies and tokens do.
         server_client: Calls the other servers of the configuration.
     """
 
     routes_sessions: ClassVar[bool] = False
+    body_session_field: ClassVar[str | None] = None
 
     server_client: ServerClient
 
@@ -104,8 +110,17 @@ class SimpleServer(BaseServer):
         return app
 
     def setup_session_middleware(self, app: FastAPI) -> None:
-        """Add the signed session cookie and the session id to `app`."""
+        """Add the signed session cookie and the session id to `app`, and session end where it is configured."""
+        # The last one added is the outermost.
+        rules = self.session_end_rules()
+        lives = None
+        if rules is not None:
+            lives = SessionLives(self.config.name, self.on_session_end, idle_timeout_s=rules.idle_timeout_s)
+            install_session_end(app, lives, rules, grace_s=self.config.shutdown_grace_s)
         app.add_middleware(SessionIdMiddleware)
+        if self.body_session_field is not None:
+            app.state.body_sessions = BodySessions(self.body_session_field, self.session_keys(), lives)
+            app.add_middleware(BodySessionMiddleware, sessions=app.state.body_sessions)
         app.add_middleware(
             SessionMiddleware,
             secret_key=self.session_keys()[0],
@@ -137,12 +152,42 @@ class SimpleServer(BaseServer):
         """Return the session cookie's value for a session, as Starlette's `SessionMiddleware` writes it."""
         return TimestampSigner(self.session_keys()[0]).sign(b64encode(json.dumps(session).encode())).decode()
 
+    def new_body_session_id(self, request: Request) -> str:
+        """Return a new id of the request's session, for bodies to name it by in `body_session_field`.
+
+        It is signed and URL-safe, is routed to this worker, and is valid as long as the session cookie.
+
+        Args:
+            request: The request that begins the session, or one of it.
+        """
+        sessions: BodySessions | None = getattr(request.app.state, "body_sessions", None)
+        if sessions is None:
+            raise TypeError(f"{type(self).__name__} has no body_session_field, so no body can name a session")
+        return sessions.new_id(request.session[SESSION_ID_KEY], getattr(request.app.state, "session_routing", None))
+
+    def session_end_rules(self) -> SessionEndRules | None:
+        """Return what begins and ends sessions; None where the server keeps no count of them."""
+        return None
+
+    async def on_session_end(self, session_id: str, reason: SessionEndReason) -> None:
+        """Release what a session holds; called exactly once per session where `session_end` is configured.
+
+        None of the session's requests is being handled then, and no new one will be: unless the server is stopping
+        and one did not end in time. What it raises is logged.
+
+        Args:
+            session_id: The session, as in `request.session[SESSION_ID_KEY]`.
+            reason: Why it ends.
+        """
+
     def expose(self, app: FastAPI) -> None:
         """Add what has to see all routes of the finished application; called once, before it is served."""
 
     def session_routing_options(self) -> dict[str, Any]:
         """Return further options for `install_session_routing`."""
-        return {}
+        if self.body_session_field is None:
+            return {}
+        return {"body_ids": body_id_field(self.body_session_field, self.session_keys())}
 
     def _derive_session_keys(self) -> list[str]:
         cookie = self.get_session_middleware_key()

@@ -43,6 +43,7 @@ from nemo_gym.global_config import (
 from nemo_gym.server.client import ServerClient
 from nemo_gym.server.limits import raise_descriptor_limit
 from nemo_gym.server.middleware import DisconnectMiddleware
+from nemo_gym.server.session_end import check_close_route
 from nemo_gym.server.supervisor import Supervisor
 from nemo_gym.server.worker_env import WorkerEnv, take_parent_pipe
 from nemo_gym.session_routing import (
@@ -54,7 +55,7 @@ from nemo_gym.session_routing import (
 
 # Longer than any client of ours keeps an idle connection: the client closes first.
 _KEEP_ALIVE_S: Final = 75
-# Added to twice the grace of a stop (see `Supervisor`), before a process whose parent is gone ends by force.
+# Added to three times the grace of a stop (see `Supervisor`), before a process whose parent is gone ends by force.
 _ORPHAN_MARGIN_S: Final = 5
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
     config = load_process_config(server_class.config_type())
     server = server_class(config=config, server_client=ServerClient.from_config(global_config))
     app = server.setup_webserver()
+    check_close_route(app, config.name)
     server.expose(app)
     worker = WorkerEnv.read()
     if worker is not None and worker.socket_dir is not None:
@@ -319,7 +321,7 @@ def _follow(wait_for_end: Callable[[], object], force: Callable[[], None], reaso
         wait_for_end()
         logger.warning("Stopping: %s", reason)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(2 * grace_s + _ORPHAN_MARGIN_S)
+        time.sleep(3 * grace_s + _ORPHAN_MARGIN_S)
         force()
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()

@@ -17,6 +17,8 @@ from nemo_gym.server.client import public_url
 from nemo_gym.session_routing import SESSION_LOST_HEADER
 
 SESSION_ID_KEY: Final = "session_id"
+NEW_SESSION_KEY: Final = "nemo_gym.new_session"
+"""The scope key that marks a request which came with no session."""
 
 _SESSIONLESS_PATHS: Final = frozenset({"/health"})
 _UPSTREAM_TEXT_LIMIT: Final = 2_000
@@ -39,6 +41,7 @@ class SessionIdMiddleware:
             session = scope["session"]
             if SESSION_ID_KEY not in session:
                 session[SESSION_ID_KEY] = uuid4().hex
+                scope[NEW_SESSION_KEY] = True
         await self.app(scope, receive, send)
 
 

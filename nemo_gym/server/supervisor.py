@@ -106,8 +106,9 @@ class Supervisor(Multiprocess):
 
     @property
     def _grace_s(self) -> float:
-        # The public socket's requests may use up the grace before those of the private one get theirs.
-        return 2 * (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
+        # The public socket's requests may use up the grace before those of the private one get theirs, and then the
+        # ends of the worker's sessions.
+        return 3 * (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
 
     def _start_worker(self) -> Process:
         worker = Process(self.config, self.sockets)

@@ -4,6 +4,11 @@ Usable by any Starlette or FastAPI application. It knows ASGI, cookies, tokens a
 servers of nemo_gym. docs/sessions-and-workers.md tells the story with pictures.
 """
 
+from nemo_gym.session_routing.body_field import (
+    BodyIdField as BodyIdField,
+    BodyIdProblem as BodyIdProblem,
+    unreadable_body_reply as unreadable_body_reply,
+)
 from nemo_gym.session_routing.jsonrpc import jsonrpc_error_reply as jsonrpc_error_reply
 from nemo_gym.session_routing.lost import (
     SESSION_LOST_HEADER as SESSION_LOST_HEADER,
@@ -20,6 +25,7 @@ from nemo_gym.session_routing.ownership import (
 from nemo_gym.session_routing.private_socket import (
     SOCKET_DIR_ENV as SOCKET_DIR_ENV,
     create_socket_dir as create_socket_dir,
+    is_listening as is_listening,
     remove_socket_dir as remove_socket_dir,
     sweep_stale_socket_dirs as sweep_stale_socket_dirs,
     worker_socket_path as worker_socket_path,

@@ -16,6 +16,7 @@ class LostReason(StrEnum):
 
     WORKER_GONE = "worker_gone"
     SESSION_EXPIRED = "session_expired"
+    SESSION_ENDED = "session_ended"
 
 
 def lost_session_reply(reason: LostReason, *, may_have_run: bool = False) -> JSONResponse:
@@ -27,6 +28,8 @@ def lost_session_reply(reason: LostReason, *, may_have_run: bool = False) -> JSO
     """
     if reason is LostReason.SESSION_EXPIRED:
         detail = "The session has expired (its cookie or token is too old, or dated in the future)."
+    elif reason is LostReason.SESSION_ENDED:
+        detail = "The session has ended, or was never begun here."
     else:
         detail = "The worker that held this session is no longer running; its state is lost."
     detail += " Start a new session."

@@ -92,11 +92,13 @@ class Claim:
         owner: The worker that its cookie or token names, None where no genuine one does.
         expired: The signature is genuine but out of its time (too old, or dated in the future).
         headers: The headers to hand to the application instead of the received ones; None when those are right.
+        is_open: No genuine cookie or token places the request, so that its body may.
     """
 
     owner: str | None
     expired: bool = False
     headers: Headers | None = None
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +167,14 @@ class ClaimReader:
         if self._token_header and (cookie is None or self.is_mcp(scope)):
             token = read_token_header(scope["headers"], self._token_header)
         if token.value is not None:
-            owner, expired = self._read_token(token.value)
+            owner, expired = read_owner(self._token_serializer, token.value)
         elif cookie is not None and not token.doubled:
             owner, expired = cookie.owner, self._is_expired(cookie.signed_at)
         else:
             owner, expired = None, False
-        return Claim(owner, expired and owner is not None, headers)
+        has_genuine_cookie = cookie is not None and cookie.signed_at is not None
+        is_open = owner is None and not has_genuine_cookie and not self.is_mcp(scope)
+        return Claim(owner, expired and owner is not None, headers, is_open)
 
     def is_mcp(self, scope: Scope) -> bool:
         """Tell whether a request is on the MCP path."""
@@ -227,21 +231,23 @@ class ClaimReader:
             replaced.append((b"cookie", name + b"=" + value))
         return replaced
 
-    def _read_token(self, token: str) -> tuple[str | None, bool]:
-        if self._token_serializer is None:
-            return None, False
-        expired = False
+
+def read_owner(serializer: TokenSerializer | None, token: str) -> tuple[str | None, bool]:
+    """Return the owner that a signed token names, None where no genuine one does, and whether it is out of its time."""
+    if serializer is None:
+        return None, False
+    expired = False
+    try:
         try:
-            try:
-                payload = self._token_serializer.loads(token)
-            except itsdangerous.SignatureExpired as error:
-                expired = True
-                load_payload = getattr(self._token_serializer, "load_payload", None)
-                payload = load_payload(error.payload) if load_payload and error.payload else None
-        except (itsdangerous.BadData, ValueError, RecursionError):
-            return None, False
-        owner = payload.get(SESSION_OWNER_KEY) if isinstance(payload, dict) else None
-        return (owner, expired) if is_worker_id(owner) else (None, False)
+            payload = serializer.loads(token)
+        except itsdangerous.SignatureExpired as error:
+            expired = True
+            load_payload = getattr(serializer, "load_payload", None)
+            payload = load_payload(error.payload) if load_payload and error.payload else None
+    except (itsdangerous.BadData, ValueError, RecursionError):
+        return None, False
+    owner = payload.get(SESSION_OWNER_KEY) if isinstance(payload, dict) else None
+    return (owner, expired) if is_worker_id(owner) else (None, False)
 
 
 class SessionOwnerMiddleware:

@@ -7,6 +7,7 @@ empty state would be a silent wrong answer.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unreadable_body_reply
 from nemo_gym.session_routing.forwarding import Forwarder
 from nemo_gym.session_routing.hop import ARRIVED_KEY
 from nemo_gym.session_routing.jsonrpc import RecordedBody, jsonrpc_error_reply
@@ -32,6 +34,7 @@ from nemo_gym.session_routing.ownership import (
     TokenSerializer,
     is_worker_id,
     new_worker_id,
+    read_owner,
 )
 from nemo_gym.session_routing.private_socket import PrivateServer, worker_socket_path
 
@@ -78,7 +81,13 @@ class SessionRoutingMiddleware:
         mcp_path: Where, and below which, the token decides even if the request has a session cookie.
         mcp_errors_as_jsonrpc: Say what this router itself answers to a JSON-RPC request on the MCP path as a JSON-RPC
             error under status 200, as `jsonrpc_error_reply` does.
+        body_ids: The field of a body that names the owner where neither cookie nor token does, if any. Such bodies
+            are read ahead of the application; no others are.
         grace: Seconds that requests received from other workers may take when this worker stops.
+
+    Attributes:
+        worker_id: This worker.
+        socket_dir: The directory of the workers' sockets.
     """
 
     def __init__(
@@ -94,18 +103,21 @@ class SessionRoutingMiddleware:
         mcp_token_serializer: TokenSerializer | None = None,
         mcp_path: str = "/mcp",
         mcp_errors_as_jsonrpc: bool = False,
+        body_ids: BodyIdField | None = None,
         grace: int | None = 10,
     ) -> None:
         if not is_worker_id(worker_id):
             raise ValueError(f"worker_id must be 32 hex digits, not {worker_id!r}")
         self.app = app
         self.worker_id = worker_id
+        self.socket_dir = Path(socket_dir)
         self._socket_path = worker_socket_path(socket_dir, worker_id)
         self._claims = ClaimReader(
             session_cookie, _secrets(secret_key), max_age, mcp_token_header, mcp_token_serializer, mcp_path
         )
         self._forwarder = Forwarder(socket_dir)
         self._mcp_errors_as_jsonrpc = mcp_errors_as_jsonrpc
+        self._body_ids = body_ids
         self._grace = grace
         self._served_here = self._arrived = self._forwarded = self._lost = 0
 
@@ -130,6 +142,17 @@ class SessionRoutingMiddleware:
 
         arrived = ARRIVED_KEY in scope
         claim = self._claims.read(scope)
+        if self._body_ids is not None and claim.is_open:
+            found, receive = await self._body_ids.read(scope, receive)
+            if found.problem is BodyIdProblem.CLIENT_LEFT:
+                return
+            if found.problem is BodyIdProblem.TOO_LARGE:
+                # Served here, it might be with a fresh empty state instead of the owner's.
+                await unreadable_body_reply(self._body_ids.name, found.problem)(scope, receive, send)
+                return
+            if found.value is not None:
+                owner, expired = read_owner(self._body_ids.serializer, found.value)
+                claim = dataclasses.replace(claim, owner=owner, expired=expired)
         if claim.expired:
             self._lost += 1
             reply = lost_session_reply(LostReason.SESSION_EXPIRED)
@@ -208,6 +231,7 @@ def install_session_routing(
     mcp_token_serializer: TokenSerializer | None = None,
     mcp_path: str = "/mcp",
     mcp_errors_as_jsonrpc: bool = False,
+    body_ids: BodyIdField | None = None,
     grace: int | None = 10,
 ) -> str:
     """Make an application's sessions stay with the worker that created them.
@@ -228,8 +252,8 @@ def install_session_routing(
         mcp_token_header: Name of the header that carries an MCP session token, if any.
         mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
         mcp_path: Where, and below which, the token decides even if the request has a session cookie.
-        mcp_errors_as_jsonrpc: Say what this router itself answers to a JSON-RPC request on the MCP path as a JSON-RPC
-            error under status 200, as `jsonrpc_error_reply` does.
+        mcp_errors_as_jsonrpc: As for `SessionRoutingMiddleware`.
+        body_ids: As for `SessionRoutingMiddleware`.
         grace: Seconds that requests received from other workers may take when this worker stops.
 
     Returns:
@@ -252,6 +276,7 @@ def install_session_routing(
         mcp_token_serializer=mcp_token_serializer,
         mcp_path=mcp_path,
         mcp_errors_as_jsonrpc=mcp_errors_as_jsonrpc,
+        body_ids=body_ids,
         grace=grace,
     )
     return worker_id
