@@ -10,7 +10,7 @@ import json
 from typing import Any, Final, NoReturn
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.lost import SESSION_LOST_HEADER
 
@@ -26,6 +26,7 @@ UNANSWERED_CODE: Final = -32011
 LARGEST_KEPT: Final = 4 * 2**20
 """Bytes; a longer body is not kept, so what is said to it stays plain."""
 
+_JSON_SPACE: Final = b" \t\r\n"  # RFC 8259 section 2
 _OF_THE_PLAIN_BODY: Final = frozenset({b"content-length", b"content-type"})
 
 
@@ -134,3 +135,30 @@ class RecordedBody:
         while not (self._complete or self._too_long or self.client_left):
             await self.receive()
         return bytes(self._kept) if self._complete else b""
+
+
+class WatchedReply:
+    """A reply as it passes.
+
+    As long as it is nothing but a successful JSON reply's leading white space, which keeps a waiting client alive,
+    another JSON value may still follow.
+
+    Args:
+        send: The request's ASGI send; the one to use instead is this object's `send`.
+
+    Attributes:
+        is_open: Whether the reply has begun, and any JSON value may still follow.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_open = False
+
+    async def send(self, message: Message) -> None:
+        """Send the next event."""
+        if message["type"] == "http.response.start":
+            kind = next((value for name, value in message["headers"] if name.lower() == b"content-type"), b"")
+            self.is_open = message["status"] == 200 and kind.partition(b";")[0].strip().lower() == b"application/json"
+        elif message.get("body", b"").strip(_JSON_SPACE) or not message.get("more_body", False):
+            self.is_open = False
+        await self._send(message)

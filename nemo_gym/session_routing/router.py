@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unreadable_body_reply
-from nemo_gym.session_routing.forwarding import Forwarder
+from nemo_gym.session_routing.forwarding import Forwarder, ReplyBrokenOffError
 from nemo_gym.session_routing.hop import ARRIVED_KEY
-from nemo_gym.session_routing.jsonrpc import RecordedBody, jsonrpc_error_reply
+from nemo_gym.session_routing.jsonrpc import RecordedBody, WatchedReply, jsonrpc_error_reply
 from nemo_gym.session_routing.lost import LostReason, lost_session_reply
 from nemo_gym.session_routing.owner_pool import NoReplyError, OutOfDescriptorsError, OwnerGoneError
 from nemo_gym.session_routing.ownership import (
@@ -36,7 +36,7 @@ from nemo_gym.session_routing.ownership import (
     new_worker_id,
     read_owner,
 )
-from nemo_gym.session_routing.private_socket import PrivateServer, worker_socket_path
+from nemo_gym.session_routing.private_socket import PrivateServer, is_listening, worker_socket_path
 
 FOURTEEN_DAYS: Final = 14 * 24 * 60 * 60
 """Starlette's default for the age of a session cookie, in seconds."""
@@ -169,8 +169,20 @@ class SessionRoutingMiddleware:
     async def _forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._forwarded += 1
         body = self._recorded(scope, receive)
+        passing = WatchedReply(send)
         try:
-            await self._forwarder.forward(owner, scope, body.receive if body else receive, send)
+            if body is None:
+                await self._forwarder.forward(owner, scope, receive, send)
+            else:
+                await self._forwarder.forward(owner, scope, body.receive, passing.send)
+            return
+        except ReplyBrokenOffError:
+            if body is None or not passing.is_open:
+                raise
+            rest = jsonrpc_error_reply(await body.whole(), self._broken_off(owner))
+            if rest.status_code != 200:
+                raise
+            await send({"type": "http.response.body", "body": rest.body})
             return
         except OwnerGoneError as error:
             self._lost += 1
@@ -184,11 +196,15 @@ class SessionRoutingMiddleware:
             )
         except NoReplyError as error:
             logger.warning("worker %s gave no reply: %s", owner, error)
-            reply = JSONResponse(
-                {"detail": "The session's worker closed the connection without a reply; the request may have run."},
-                status_code=502,
-            )
+            reply = _no_reply()
         await _answer(reply, scope, receive, send, body)
+
+    def _broken_off(self, owner: str) -> Response:
+        """Return what there is to say of a reply that was begun and broken off by its owner."""
+        if is_listening(worker_socket_path(self._socket_path.parent, owner)):
+            return _no_reply()
+        self._lost += 1
+        return lost_session_reply(LostReason.WORKER_GONE, may_have_run=True)
 
     def _recorded(self, scope: Scope, receive: Receive) -> RecordedBody | None:
         """Return a request's body where it will be looked at when this router answers itself."""
@@ -304,6 +320,11 @@ def _session_middleware_position(app: Starlette, cookie: str, secret: str, max_a
         if (str(theirs) if name == "secret_key" else theirs) != value:
             raise ValueError(f"install_session_routing and SessionMiddleware must have the same {name}")
     return position
+
+
+def _no_reply() -> JSONResponse:
+    detail = "The session's worker closed the connection without a reply; the request may have run."
+    return JSONResponse({"detail": detail}, status_code=502)
 
 
 async def _answer(

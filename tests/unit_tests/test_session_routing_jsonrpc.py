@@ -347,3 +347,61 @@ class TestForAnEndpointOfItsOwn:
     def test_what_is_no_message_leaves_the_reply_as_it_is(self) -> None:
         plain = lost_session_reply(LostReason.SESSION_EXPIRED)
         assert jsonrpc_error_reply(b"garbage", plain) is plain
+
+
+def breaking_off(socket_dir: Path, owner: str, *head: bytes, dies: bool) -> Any:
+    """Return an owner's behaviour: it begins a reply so, and breaks it off, being killed or not."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\r\n".join([*head, b"transfer-encoding: chunked", b"", b"1", b" ", b"2", b" \n", b""]))
+        await writer.drain()
+        if dies:
+            worker_socket_path(socket_dir, owner).unlink()
+        writer.close()
+
+    return behave
+
+
+JSON_HEAD = (b"HTTP/1.1 200 OK", b"content-type: application/json")
+
+
+@pytest.mark.promise("jsonrpc-errors")
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_reply_that_was_only_kept_alive_and_then_broken_off_ends_with_the_error(
+    dies: bool, socket_dir: Path, worker: Worker, owner: str
+) -> None:
+    async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *JSON_HEAD, dies=dies), owner):
+        reply = await post(worker, CALL, token_of(owner))
+    assert (reply.status, reply.complete, reply.body[:3]) == (200, True, b"  \n")
+    error = reply.json()["error"]
+    assert reply.json()["id"] == CALL["id"]
+    assert error["code"] == (-32010 if dies else -32011)
+    assert error["data"] == (lost(may_have_run=True) if dies else {"status": 502})
+
+
+@pytest.mark.promise("broken-reply-shows")
+@pytest.mark.parametrize(
+    "head",
+    [(b"HTTP/1.1 200 OK", b"content-type: text/plain"), (b"HTTP/1.1 202 Accepted", b"content-type: application/json")],
+)
+async def test_any_other_reply_that_is_broken_off_stays_so(
+    head: tuple[bytes, ...], socket_dir: Path, worker: Worker, owner: str
+) -> None:
+    async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *head, dies=True), owner):
+        assert not (await post(worker, CALL, token_of(owner))).complete
+
+
+@pytest.mark.promise("broken-reply-shows")
+async def test_a_kept_alive_reply_to_what_is_no_request_stays_broken_off(
+    socket_dir: Path, worker: Worker, owner: str
+) -> None:
+    async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *JSON_HEAD, dies=True), owner):
+        assert not (await post(worker, b"no JSON-RPC", token_of(owner))).complete
+
+
+@pytest.mark.promise("broken-reply-shows")
+async def test_by_default_a_kept_alive_reply_that_is_broken_off_stays_so(socket_dir: Path, owner: str) -> None:
+    async with running_workers(socket_dir, 1, **TOKENS) as (worker,):
+        async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *JSON_HEAD, dies=True), owner):
+            assert not (await post(worker, CALL, token_of(owner))).complete
