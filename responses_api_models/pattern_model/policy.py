@@ -3,7 +3,8 @@
 A pure function of the conversation. The instruction is read clause by clause; each clause is matched with the
 offered tools by the words of their names and by the sense of verbs (to raise, to lower, to read). The plan is made
 anew at every turn, and the calls already made tell how far it has come. What can't be understood is refused, as a
-whole and in words: a wrong call would be worse than none.
+whole and in words: a wrong call would be worse than none. Lists of changes to files are read by `editing`, and what
+is to be done while something holds by `loops`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 from responses_api_models.pattern_model.arithmetic import solve_sum
 from responses_api_models.pattern_model.conversation import Conversation, Tool
+from responses_api_models.pattern_model.editing import asks_for_edits, failure_of, plan_edits
+from responses_api_models.pattern_model.loops import read_loop
 from responses_api_models.pattern_model.planning import CannotTellError, Planner, Step
 from responses_api_models.pattern_model.reading import Clause, clauses, tokenize
-from responses_api_models.pattern_model.tools import shape_of
+from responses_api_models.pattern_model.tools import ToolShape, shape_of
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,24 @@ def decide(conversation: Conversation) -> Decision:
     failed = next((call for call in conversation.calls if call.error), None)
     if failed is not None:
         return Decision(text=f"I stopped: {failed.name} answered with an error: {failed.error}")
+    edits = asks_for_edits(conversation.instruction)
     try:
         if not conversation.tools:
             return Decision(text=_without_tools(conversation))
-        plan = make_plan(conversation.instruction, conversation.tools)
+        loop = None if edits else read_loop(conversation.instruction, _shapes(conversation.tools))
+        if loop is not None:
+            step = loop.next(conversation.calls)
+            return Decision(steps=[step]) if step else Decision(text=_report(conversation))
+        make = plan_edits if edits else make_plan
+        plan = make(conversation.instruction, conversation.tools)
     except CannotTellError as reason:
         return Decision(text=f"I can't work out what to do: {reason}.")
     done = [call.name for call in conversation.calls]
     if done != [step.tool for step in plan[: len(done)]]:
         return Decision(text="I can't work out how to go on from calls that I would not have made.")
     upcoming = plan[len(done) :]
+    if edits:
+        return _next_edit(conversation, upcoming)
     if not upcoming:
         return Decision(text=_report(conversation))
     batch = 1
@@ -51,17 +62,31 @@ def decide(conversation: Conversation) -> Decision:
     return Decision(steps=upcoming[:batch])
 
 
+def _next_edit(conversation: Conversation, upcoming: list[Step]) -> Decision:
+    """Return the next change, as each may build on the one before, or the end."""
+    failure = next((told for call in conversation.calls if (told := failure_of(call))), None)
+    if failure is not None:
+        return Decision(text=f"I stopped: {failure}")
+    if upcoming:
+        return Decision(steps=upcoming[:1])
+    return Decision(text=f"Done. Changes made: {len(conversation.calls)}.")
+
+
 def make_plan(instruction: str, tools: Sequence[Tool]) -> list[Step]:
     """Return the calls that `instruction` asks for, in order.
 
     Raises:
         CannotTellError: If it, or a part of it, is not understood.
     """
-    planner = Planner([shape for shape in map(shape_of, tools) if shape is not None])
+    planner = Planner(_shapes(tools))
     found = clauses(tokenize(instruction))
     for at, clause in enumerate(found):
         planner.take(clause, listed=_is_listed(found, at))
     return planner.finish()
+
+
+def _shapes(tools: Sequence[Tool]) -> list[ToolShape]:
+    return [shape for shape in map(shape_of, tools) if shape is not None]
 
 
 def _is_listed(found: Sequence[Clause], at: int) -> bool:

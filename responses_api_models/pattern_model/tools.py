@@ -77,7 +77,7 @@ def shape_of(tool: Tool) -> ToolShape | None:
     nulls: list[str] = []
     for name in tool.parameters.get("required") or ():
         schema = properties.get(name) or {}
-        param = Parameter(name, _types(schema), schema)
+        param = Parameter(name, types_of(schema), schema)
         if "null" in param.types:
             nulls.append(name)
         elif {"integer", "number"} & {*param.types}:
@@ -87,7 +87,7 @@ def shape_of(tool: Tool) -> ToolShape | None:
         else:
             return None
     own_name = normalize_tool_name(tool.name)
-    parts = [stem(part.lower()) for part in _NAME_PART.findall(own_name)]
+    parts = [stem(part) for part in name_parts(own_name)]
     verb = next((part for part in parts if _sense(part)), parts[0] if parts else "")
     described = " ".join([tool.description, *properties]).replace("_", " ").lower()
     return ToolShape(
@@ -103,20 +103,25 @@ def shape_of(tool: Tool) -> ToolShape | None:
     )
 
 
+def name_parts(name: str) -> list[str]:
+    """Return the words of a name in lower case: `["edit", "file"]` of `edit_file` and `editFile`."""
+    return [part.lower() for part in _NAME_PART.findall(name)]
+
+
+def types_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the JSON types that a schema allows, also where they stand under `anyOf`."""
+    if "anyOf" in schema:
+        return tuple(kind for part in schema["anyOf"] for kind in types_of(part))
+    kind = schema.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
 def _sense(root: str) -> Literal["raise", "lower", "read", ""]:
     if root in RAISE:
         return "raise"
     if root in LOWER:
         return "lower"
     return "read" if root in READ else ""
-
-
-def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the JSON types a schema allows, also where they stand under `anyOf`."""
-    if "anyOf" in schema:
-        return tuple(kind for part in schema["anyOf"] for kind in _types(part))
-    kind = schema.get("type", ())
-    return (kind,) if isinstance(kind, str) else tuple(kind)
 
 
 def _in_range(value: float, schema: Mapping[str, Any]) -> bool:
