@@ -1,4 +1,4 @@
-"""Write `data/example.jsonl`: one row for each repository of `repositories/`.
+"""Write `data/example.jsonl`: one row for each repository of `sources/`.
 
     python create_examples.py            write the file
     python create_examples.py --check    exit with 1 if the file is not what would be written

@@ -1,9 +1,9 @@
-"""Builds the repositories of the example rows from the files in `repositories/`.
+"""Builds the repositories of the example rows from the files in `sources/`.
 
-    repositories/<name>/base/         the files at the base commit
-    repositories/<name>/golden.patch  the reference solution
-    repositories/<name>/test.patch    the tests that come with it
-    repositories/<name>/row.yaml      the rest of the row
+    sources/<name>/base/         the files at the base commit
+    sources/<name>/golden.patch  the reference solution
+    sources/<name>/test.patch    the tests that come with it
+    sources/<name>/row.yaml      the rest of the row
 
 A built repository is an image of the local sandbox provider: a folder with a working tree and its `.git`. Like a
 real project's it goes on after the base commit: the solution is committed on `main`, tagged and packed, an unmerged
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import yaml
 
-SOURCES: Final = Path(__file__).parent / "repositories"
+SOURCES: Final = Path(__file__).parent / "sources"
 IMAGE_PREFIX: Final = "swe-rebench-example-"
 
 _IGNORED: Final = "__pycache__/\n*.pyc\n"
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExampleRepository:
-    """A folder of `repositories/`.
+    """A folder of `sources/`.
 
     Args:
         name: Its name.
