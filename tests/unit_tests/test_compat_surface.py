@@ -17,8 +17,22 @@ SURFACE = {
     "nemo_gym.base_resources_server": (
         "BaseVerifyResponse BaseVerifyRequest BaseResourcesServerConfig SimpleResourcesServer BaseRunRequest"
         " BaseSeedSessionRequest BaseSeedSessionResponse AggregateMetricsRequest AggregateMetrics ReverifyMode"
-        " NeMoGymResponse"
+        " NeMoGymResponse NEMO_GYM_MCP_METADATA_KEY NEMO_GYM_MCP_SESSION_TOKEN_HEADER"
     ),
+    "nemo_gym.mcp_auto_exposure": (
+        "maybe_auto_expose session_token_serializer TOKEN_HEADER NEMO_GYM_MCP_SESSION_TOKEN_HEADER normalize_tool_name"
+    ),
+    "nemo_gym.sandbox": (
+        "AsyncSandbox SandboxSpec SandboxResources SandboxExecResult SandboxHandle SandboxStatus SandboxCreateError"
+        " create_provider register_provider get_provider_class list_providers resolve_provider_config"
+        " resolve_provider_metadata rewrite_image"
+    ),
+    "nemo_gym.sandbox.config": "resolve_provider_config resolve_provider_metadata",
+    "nemo_gym.sandbox.providers": "create_provider",
+    "nemo_gym.sandbox.providers.base": "SandboxExecResult SandboxSpec SandboxCreateError",
+    "nemo_gym.sandbox.providers.local": "LocalProvider",
+    "nemo_gym.sandbox.providers.registry": "create_provider",
+    "nemo_gym.sandbox.utils": "cpu_cap_env CPU_CAP_ENV_VARS rewrite_image",
     "nemo_gym.base_responses_api_agent": (
         "SimpleResponsesAPIAgent BaseResponsesAPIAgentConfig Body AggregateMetricsRequest get_first_server_config_dict"
     ),
