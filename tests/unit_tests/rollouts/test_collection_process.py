@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from tests.fake_agent import WAIT_LIMIT_S, FakeAgent, read_lines, running_fake_agent, write_rows
 
 COLLECT = """
-import asyncio, json, resource, sys
+import asyncio, json, pathlib, resource, sys
 from omegaconf import OmegaConf
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollector
 from nemo_gym.server_utils import ServerClient, close_client
@@ -25,9 +25,14 @@ job, config, largest_file = (json.loads(argument) for argument in sys.argv[1:])
 if largest_file:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 peaks = []
+status = pathlib.Path("/proc/self/status")
 
 def note(event):
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # On Linux ru_maxrss begins with the peak of the process that started this one.
+    if status.exists():
+        peaks.append(int(status.read_text().partition("VmHWM:")[2].split()[0]))
+    else:
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 async def main():
     client = ServerClient.from_config(OmegaConf.create(config))
