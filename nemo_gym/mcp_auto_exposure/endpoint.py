@@ -9,6 +9,7 @@ This module needs the extra `mcp`; nothing else of nemo_gym imports the SDK.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from base64 import b64decode
@@ -24,7 +25,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, Tool
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym import __version__
@@ -36,6 +37,7 @@ from nemo_gym.mcp_auto_exposure.keep_alive import KEEP_ALIVE_S, KeptAlive
 from nemo_gym.mcp_auto_exposure.results import error_result, result_of
 from nemo_gym.mcp_auto_exposure.tokens import (
     TOKEN_HEADER,
+    ExpiredTokenError,
     InvalidTokenError,
     SessionToken,
     SessionTokenSerializer,
@@ -180,8 +182,9 @@ class MCPEndpoint:
         body = await read_body(receive)
         if body is None:
             return
-        if self._is_lost(exchange, scope):
-            await self._lost(LostReason.WORKER_GONE, body)(scope, receive, send)
+        lost = _lost_reason(exchange.token, scope)
+        if lost is not None:
+            await self._told(lost_session_reply(lost), body)(scope, receive, send)
             return
         method, params = _message_in(body)
         if method == _CANCELLED:
@@ -191,11 +194,17 @@ class MCPEndpoint:
         if self._manager is None:
             raise RuntimeError("the application's lifespan has not started; use TestClient as a context manager")
         scope[_EXCHANGE_KEY] = exchange
+        reply_to = KeptAlive(send, self._keep_alive_s)
         try:
-            async with KeptAlive(send, self._keep_alive_s) as reply_to:
+            async with reply_to:
                 await self._manager.handle_request(scope, replayed(body, receive), reply_to.send)
             exchange.calls.answered()
             await exchange.calls.ended()
+        except asyncio.CancelledError:
+            # The server is stopping and the grace is over, or the client is gone and sees no reply.
+            stopping = _stopping_reply(self._name)
+            await reply_to.end(self._told(stopping, body), jsonrpc_error_reply(body, stopping), scope, receive)
+            raise
         finally:
             await exchange.calls.cancel()
 
@@ -218,15 +227,9 @@ class MCPEndpoint:
         except InvalidTokenError as error:
             return error
 
-    @staticmethod
-    def _is_lost(exchange: _Exchange, scope: Scope) -> bool:
-        """Whether the token names an owner although this server has one worker only: it is of an earlier start."""
-        routing = getattr(scope["app"].state, "session_routing", None)
-        return routing is None and isinstance(exchange.token, SessionToken) and exchange.token.owner is not None
-
-    def _lost(self, reason: LostReason, body: bytes) -> Response:
-        reply = lost_session_reply(reason)
-        return jsonrpc_error_reply(body, reply) if self._errors_as_jsonrpc else reply
+    def _told(self, refusal: Response, body: bytes) -> Response:
+        """Return a plain refusal as the settings want it told."""
+        return jsonrpc_error_reply(body, refusal) if self._errors_as_jsonrpc else refusal
 
     def _cancel_call(self, exchange: _Exchange, params: Any) -> None:
         request_id = params.get("requestId") if isinstance(params, dict) else None
@@ -302,6 +305,21 @@ class MCPEndpoint:
                     del self._calls[key]
 
 
+def _lost_reason(token: SessionToken | InvalidTokenError, scope: Scope) -> LostReason | None:
+    """Return why a request's session is lost, as far as its token tells."""
+    if isinstance(token, ExpiredTokenError):
+        return LostReason.SESSION_EXPIRED
+    routing = getattr(scope["app"].state, "session_routing", None)
+    # A server with one worker gives tokens without an owner: this one is of an earlier start, with several.
+    if isinstance(token, SessionToken) and token.owner is not None and routing is None:
+        return LostReason.WORKER_GONE
+    return None
+
+
+def _stopping_reply(name: str) -> Response:
+    return JSONResponse({"detail": f"{name} is stopping; this request may have run"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def _exchange_of(context: ServerRequestContext[Any, Any]) -> _Exchange:
     """Return the exchange of the HTTP request that an MCP message came with."""
     assert context.request is not None
@@ -311,7 +329,8 @@ def _exchange_of(context: ServerRequestContext[Any, Any]) -> _Exchange:
 
 def _message_in(body: bytes) -> tuple[str, Any]:
     """Return the method and the parameters of a message that the endpoint itself looks at; else empty ones."""
-    if not any(f'"{method}"'.encode() in body for method in (_CANCELLED, _INITIALIZE)):
+    # JSON may write the slash in a method with a backslash.
+    if b"/cancelled" not in body and _INITIALIZE.encode() not in body:
         return "", None
     try:
         message = json.loads(body)

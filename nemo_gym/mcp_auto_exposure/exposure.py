@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nemo_gym.errors import ConfigError, MissingExtraError
@@ -17,14 +18,20 @@ from nemo_gym.mcp_auto_exposure.harvest import CatchAll, Harvest, MCPTool, all_r
 from nemo_gym.mcp_auto_exposure.hosts import AllowedHosts
 from nemo_gym.mcp_auto_exposure.keep_alive import KEEP_ALIVE_S
 from nemo_gym.mcp_auto_exposure.session_replies import MCP_PATH, SessionRepliesMiddleware
-from nemo_gym.mcp_auto_exposure.tokens import session_token_serializer
-from nemo_gym.session_routing import route_path
+from nemo_gym.mcp_auto_exposure.tokens import TOKEN_HEADER, session_token_serializer
+from nemo_gym.session_routing import read_token_header, route_path
 
 if TYPE_CHECKING:
     from nemo_gym.mcp_auto_exposure.endpoint import MCPEndpoint
 
 _SDK_LOGGER: Final = "mcp.server"
 _MCP_PATHS: Final = frozenset({MCP_PATH, f"{MCP_PATH}/"})
+# What a client may well post with the token among its usual headers, and what needs no session.
+_WITHOUT_SESSION: Final = frozenset({"/seed_session", "/aggregate_metrics"})
+_TOKEN_ALONE: Final = (
+    f"The token in {TOKEN_HEADER} opens {MCP_PATH} only. Here a session is named by the cookie '{{}}', which the reply "
+    "to /seed_session sets."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +85,13 @@ class MCPMiddleware:
         app: The application within, from its session middleware inwards.
         endpoint: What answers.
         application: The whole application, which knows how to answer what passes all its middleware.
+        cookie: The session cookie's name.
     """
 
-    def __init__(self, app: ASGIApp, *, endpoint: MCPEndpoint, application: FastAPI) -> None:
+    def __init__(self, app: ASGIApp, *, endpoint: MCPEndpoint, application: FastAPI, cookie: str) -> None:
         self.app = app
         self._endpoint = endpoint
+        self._cookie = cookie
         handlers = application.exception_handlers
         # It stands outermost in every application, so it has to be around the tool calls too.
         self._called = ServerErrorMiddleware(
@@ -91,10 +100,24 @@ class MCPMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "http" and route_path(scope) in _MCP_PATHS:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = route_path(scope)
+        if path in _MCP_PATHS:
             await self._endpoint.handle(self._called, scope, receive, send)
+        elif scope["method"] == "POST" and path not in _WITHOUT_SESSION and self._has_token_alone(scope):
+            await JSONResponse({"detail": _TOKEN_ALONE.format(self._cookie)}, 401)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    def _has_token_alone(self, scope: Scope) -> bool:
+        """Whether a request names its session by the token only: the routes would see a new, empty session."""
+        header = read_token_header(scope["headers"], TOKEN_HEADER)
+        if header.value is None and not header.doubled:
+            return False
+        cookie = self._cookie.encode("latin-1") + b"="
+        return not any(name == b"cookie" and cookie in value for name, value in scope["headers"])
 
 
 def maybe_auto_expose(server: ExposedServer, app: FastAPI, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
@@ -144,7 +167,7 @@ def maybe_auto_expose(server: ExposedServer, app: FastAPI, *, keep_alive_s: floa
             serializer=serializer,
         )
     )
-    app.add_middleware(MCPMiddleware, endpoint=endpoint, application=app)
+    app.add_middleware(MCPMiddleware, endpoint=endpoint, application=app, cookie=server.get_session_middleware_key())
     app.router.lifespan_context = _with_endpoint(app.router.lifespan_context, endpoint)
     app.state.exposed_over_mcp = True
     _silence_sdk()

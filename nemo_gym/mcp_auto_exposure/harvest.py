@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -143,6 +144,12 @@ def _problem_of(tool: Any) -> str:
         return f"{tool.name!r} with an input_schema that is not of type 'object'"
     if not isinstance(tool.path, str) or not tool.path.startswith("/"):
         return f"{tool.name!r} with the path {tool.path!r}; expected a route, such as '/{tool.name}'"
+    if tool.path.strip("/").split("/")[0] in FRAMEWORK_ROUTES:
+        return f"{tool.name!r} with the path {tool.path!r}, which is a route of the framework and no tool"
+    try:
+        json.dumps(dict(tool.input_schema))
+    except (TypeError, ValueError) as error:
+        return f"{tool.name!r} with an input_schema that is no JSON: {error}"
     return ""
 
 

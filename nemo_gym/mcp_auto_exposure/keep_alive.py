@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Final
 
 import anyio
-from starlette.types import Message, Send
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 KEEP_ALIVE_S: Final = 15.0
 """Seconds without a sign of life, at most."""
@@ -79,6 +80,23 @@ class KeptAlive:
                     raise BrokenOffReplyError(f"the reply came late and has status {message['status']}")
                 return
             await self._send(message)
+
+    async def end(self, refusal: Response, late_refusal: Response, scope: Scope, receive: Receive) -> None:
+        """Say instead of the reply that there will be none, as far as that can still be said.
+
+        Args:
+            refusal: What to answer if nothing has been sent.
+            late_refusal: The same as a JSON value under status 200, for after a sign of life.
+            scope: ASGI.
+            receive: ASGI.
+        """
+        if self._started:
+            return
+        self._started = True
+        if not self._head_sent:
+            await refusal(scope, receive, self._send)
+        elif late_refusal.status_code == _HEAD["status"]:
+            await self._send({"type": "http.response.body", "body": late_refusal.body})
 
     def _begin(self) -> None:
         self._signs = asyncio.get_running_loop().create_task(self._give_signs())

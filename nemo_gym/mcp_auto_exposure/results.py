@@ -16,6 +16,7 @@ from mcp_types import (
 )
 
 from nemo_gym.mcp_auto_exposure.calls import ToolReply
+from nemo_gym.session_routing import SESSION_LOST_HEADER
 
 STATUS_META_KEY: Final = "nemo-gym/http-status"
 """The key, in a result's `_meta`, of the status that the tool's route answered; agents decide by it."""
@@ -24,18 +25,22 @@ REFUSED_META_KEY: Final = "nemo-gym/refused"
 """The key, in a result's `_meta`, of what the endpoint itself refused, so that no route has run: "token" or "tool"."""
 
 
+LOST_META_KEY: Final = "nemo-gym/session-lost"
+"""The key, in a result's `_meta`, of the reason that a route gave for a lost session (`x-nemo-gym-session-lost`)."""
+
+
 def result_of(reply: ToolReply, path: str) -> CallToolResult:
-    """Return a route's reply as a tool's result; statuses from 400 up are tool errors with the same text.
+    """Return a route's reply as a tool's result; what is no success is a tool error with the same text.
 
     Args:
         reply: The reply.
         path: The route, which names what is neither text nor picture nor sound.
     """
-    return CallToolResult(
-        content=[_content_of(reply, path)],
-        is_error=not 200 <= reply.status < 300,
-        _meta={STATUS_META_KEY: reply.status},
-    )
+    meta: dict[str, Any] = {STATUS_META_KEY: reply.status}
+    if lost := reply.header(SESSION_LOST_HEADER.encode()):
+        meta[LOST_META_KEY] = lost
+    is_error = not 200 <= reply.status < 300
+    return CallToolResult(content=[_content_of(reply, path)], is_error=is_error, _meta=meta)
 
 
 def error_result(text: str, status: int, *, refused: str | None = None) -> CallToolResult:

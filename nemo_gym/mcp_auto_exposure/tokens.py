@@ -40,6 +40,10 @@ class InvalidTokenError(Exception):
     """Raised when a request's token gives no access to a session. The text is for whoever sent it."""
 
 
+class ExpiredTokenError(InvalidTokenError):
+    """Raised when a token of this server is out of its time: the session is lost."""
+
+
 class SessionTokenSerializer(URLSafeTimedSerializer):
     """Signs and reads tokens; one that is older than a session cookie may be is refused as expired."""
 
@@ -139,7 +143,7 @@ def read_token(serializer: SessionTokenSerializer, value: str | None, *, doubled
     try:
         payload = serializer.loads(value)
     except SignatureExpired:
-        raise InvalidTokenError(f"The token in {TOKEN_HEADER} has expired. Start a new session.") from None
+        raise ExpiredTokenError(f"The token in {TOKEN_HEADER} has expired. Start a new session.") from None
     except (BadData, ValueError, RecursionError):
         raise InvalidTokenError(_NOT_OURS) from None
     if not isinstance(payload, dict) or not isinstance(payload.get(_SESSION_ID), str):

@@ -27,7 +27,7 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 
-from nemo_gym.session_routing.private_socket import KEEP_ALIVE, NOBODY_LISTENS, is_listening, is_own_socket
+from nemo_gym.session_routing.private_socket import KEEP_ALIVE, NOBODY_LISTENS, is_own_socket, still_listens
 
 _IDLE_SECONDS: Final = KEEP_ALIVE / 4  # the forwarding side must always be the first to close
 _NO_LIMIT: Final = 2**30
@@ -127,11 +127,8 @@ class OwnerPool:
             await self.session.close()
 
     async def still_listens(self) -> bool:
-        """Tell whether the owner takes connections. A dying process may do so for an instant: it is asked twice."""
-        if not is_listening(self.path):
-            return False
-        await asyncio.sleep(_LAST_RETRY)
-        return is_listening(self.path)
+        """Tell whether the owner takes connections."""
+        return await still_listens(self.path)
 
 
 class _OwnerConnector(aiohttp.UnixConnector):

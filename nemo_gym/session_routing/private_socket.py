@@ -10,6 +10,7 @@ start-up has finished and stops before its shutdown begins. The socket's name is
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -44,6 +45,7 @@ _OWNER_FILE: Final = "owner"
 _LONGEST_SOCKET_PATH: Final = 103  # bytes; sockaddr_un holds 108 on Linux and 104 on macOS, with the closing NUL
 _UNOWNED_GRACE: Final = 3600.0  # seconds a directory may exist before its owner has locked it
 _PLAIN_WORKER_ID: Final = "0" * 32
+_DYING_S: Final = 0.1  # seconds in which a process that is being killed may still seem to listen
 
 
 def worker_socket_path(socket_dir: Path | str, worker_id: str) -> Path:
@@ -71,6 +73,14 @@ def is_listening(path: Path) -> bool:
     except OSError as error:
         return error.errno not in NOBODY_LISTENS
     return True
+
+
+async def still_listens(path: Path) -> bool:
+    """Tell whether `path` takes connections. A dying process may do so for an instant: it is asked twice."""
+    if not is_listening(path):
+        return False
+    await asyncio.sleep(_DYING_S)
+    return is_listening(path)
 
 
 def create_socket_dir(*parents: Path | str) -> Path:

@@ -36,7 +36,7 @@ from nemo_gym.session_routing.ownership import (
     new_worker_id,
     read_owner,
 )
-from nemo_gym.session_routing.private_socket import PrivateServer, is_listening, worker_socket_path
+from nemo_gym.session_routing.private_socket import PrivateServer, still_listens, worker_socket_path
 
 FOURTEEN_DAYS: Final = 14 * 24 * 60 * 60
 """Starlette's default for the age of a session cookie, in seconds."""
@@ -116,6 +116,7 @@ class SessionRoutingMiddleware:
             session_cookie, _secrets(secret_key), max_age, mcp_token_header, mcp_token_serializer, mcp_path
         )
         self._forwarder = Forwarder(socket_dir)
+        self._has_mcp = mcp_token_header is not None
         self._mcp_errors_as_jsonrpc = mcp_errors_as_jsonrpc
         self._body_ids = body_ids
         self._grace = grace
@@ -156,7 +157,8 @@ class SessionRoutingMiddleware:
         if claim.expired:
             self._lost += 1
             reply = lost_session_reply(LostReason.SESSION_EXPIRED)
-            await _answer(reply, scope, receive, send, self._recorded(scope, receive))
+            body = self._recorded(scope, receive) if self._mcp_errors_as_jsonrpc else None
+            await _answer(reply, scope, receive, send, body)
         elif arrived or claim.owner is None or claim.owner == self.worker_id:
             self._served_here += 1
             self._arrived += arrived
@@ -179,7 +181,8 @@ class SessionRoutingMiddleware:
         except ReplyBrokenOffError:
             if body is None or not passing.is_open:
                 raise
-            rest = jsonrpc_error_reply(await body.whole(), self._broken_off(owner))
+            # The status has gone out, so the plain refusal can't follow in either mode.
+            rest = jsonrpc_error_reply(await body.whole(), await self._broken_off(owner))
             if rest.status_code != 200:
                 raise
             await send({"type": "http.response.body", "body": rest.body})
@@ -197,19 +200,20 @@ class SessionRoutingMiddleware:
         except NoReplyError as error:
             logger.warning("worker %s gave no reply: %s", owner, error)
             reply = _no_reply()
-        await _answer(reply, scope, receive, send, body)
+        await _answer(reply, scope, receive, send, body if self._mcp_errors_as_jsonrpc else None)
 
-    def _broken_off(self, owner: str) -> Response:
+    async def _broken_off(self, owner: str) -> Response:
         """Return what there is to say of a reply that was begun and broken off by its owner."""
-        if is_listening(worker_socket_path(self._socket_path.parent, owner)):
+        if await still_listens(worker_socket_path(self._socket_path.parent, owner)):
             return _no_reply()
         self._lost += 1
         return lost_session_reply(LostReason.WORKER_GONE, may_have_run=True)
 
     def _recorded(self, scope: Scope, receive: Receive) -> RecordedBody | None:
-        """Return a request's body where it will be looked at when this router answers itself."""
-        wanted = self._mcp_errors_as_jsonrpc and scope["type"] == "http" and scope["method"] == "POST"
-        return RecordedBody(scope, receive) if wanted and self._claims.is_mcp(scope) else None
+        """Return a request's body where it may be looked at when this router answers itself."""
+        if self._has_mcp and scope["type"] == "http" and scope["method"] == "POST" and self._claims.is_mcp(scope):
+            return RecordedBody(scope, receive)
+        return None
 
     async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application's lifespan with the private server's within it."""

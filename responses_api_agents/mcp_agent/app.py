@@ -126,7 +126,8 @@ class McpAgent(SimpleAgent):
             raise rollout_ended(cookies.url, HTTPStatus.UNAUTHORIZED, f"refused the session token: {result.text}")
         if result.status in NOT_THE_TOOLS_FAULT:
             text = upstream_text(result.text.encode(), "no further information")
-            raise rollout_ended(cookies.url, result.status, f"answered {result.status} to '{own_name}': {text}")
+            said = f"answered {result.status} to '{own_name}': {text}"
+            raise rollout_ended(cookies.url, result.status, said, result.lost)
         return tool_error(name, result.status, result.text)
 
     def _access(self, seeded: Mapping[str, Any]) -> McpAccess:

@@ -21,7 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolResult, TextContent, Tool
 
-from nemo_gym.mcp_auto_exposure.results import REFUSED_META_KEY, STATUS_META_KEY
+from nemo_gym.mcp_auto_exposure.results import LOST_META_KEY, REFUSED_META_KEY, STATUS_META_KEY
 from nemo_gym.server.middleware import upstream_text
 from nemo_gym.session_routing import SESSION_LOST_HEADER
 from nemo_gym.session_routing.jsonrpc import SESSION_LOST_CODE
@@ -48,12 +48,14 @@ class ToolResult:
         is_error: Whether the tool refused or failed.
         status: The HTTP status of that reply; None where the server does not tell it.
         token_refused: Whether the server did not take the session token, so that no tool has run.
+        lost: Why the session is lost, where the tool's route says that it is.
     """
 
     text: str
     is_error: bool
     status: int | None
     token_refused: bool = False
+    lost: str | None = None
 
 
 class McpTools:
@@ -92,6 +94,7 @@ class McpTools:
             bool(result.is_error),
             status if isinstance(status, int) else None,
             token_refused=meta.get(REFUSED_META_KEY) == "token",
+            lost=meta.get(LOST_META_KEY),
         )
 
 

@@ -400,8 +400,9 @@ async def test_a_kept_alive_reply_to_what_is_no_request_stays_broken_off(
         assert not (await post(worker, b"no JSON-RPC", token_of(owner))).complete
 
 
-@pytest.mark.promise("broken-reply-shows")
-async def test_by_default_a_kept_alive_reply_that_is_broken_off_stays_so(socket_dir: Path, owner: str) -> None:
+@pytest.mark.promise("jsonrpc-errors")
+async def test_by_default_too_as_the_plain_status_can_no_longer_be_sent(socket_dir: Path, owner: str) -> None:
     async with running_workers(socket_dir, 1, **TOKENS) as (worker,):
         async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *JSON_HEAD, dies=True), owner):
-            assert not (await post(worker, CALL, token_of(owner))).complete
+            reply = await post(worker, CALL, token_of(owner))
+    assert (reply.complete, reply.json()["error"]["code"]) == (True, -32010)

@@ -20,6 +20,7 @@ from tests.mcp_support import (
     in_process,
     make_app,
     make_server,
+    new_http,
     running,
 )
 
@@ -79,6 +80,30 @@ def waiting() -> Waiting:
 @pytest.fixture
 def app(waiting: Waiting) -> FastAPI:
     return make_app(make_server(waiting.add))
+
+
+@pytest.mark.parametrize("keep_alive_s", [15, 0.05])
+@pytest.mark.parametrize("setting", ["http", "jsonrpc"])
+@pytest.mark.parametrize("version", ERAS)
+async def test_a_server_that_stops_says_so_to_calls_in_flight(
+    version: str, setting: str, keep_alive_s: float, waiting: Waiting
+) -> None:
+    app = make_app(make_server(waiting.add, mcp_lost_session=setting), keep_alive_s=keep_alive_s)
+    async with new_http() as http:
+        async with running(app, timeout_graceful_shutdown=1) as served:
+            rpc = await served.rpc(version)
+            rpc.http = http
+            call = begin(rpc, waiting, "a")
+            await soon(waiting.started["a"])
+        reply = await call
+    assert waiting.cancelled == ["a"]
+    if setting == "http" and keep_alive_s > 1:
+        assert (reply.status_code, reply.json()) == (503, {"detail": "toolbox is stopping; this request may have run"})
+    else:
+        error = reply.json()["error"]
+        assert (reply.status_code, reply.json()["id"]) == (200, 5)
+        assert (error["code"], error["data"]) == (-32011, {"status": 503})
+        assert "toolbox is stopping" in error["message"]
 
 
 def begin(rpc: Rpc, waiting: Waiting, name: str, request_id: Any = 5, tool: str = "wait") -> asyncio.Task[Any]:
@@ -311,3 +336,16 @@ async def test_a_background_task_outlives_its_client(app: FastAPI, waiting: Wait
             waiting.release.set()
             await none_left(before)
             waiting.release.clear()
+
+
+async def test_a_cancellation_may_escape_the_slash(app: FastAPI, waiting: Waiting) -> None:
+    async with running(app) as served:
+        rpc = await connected(served, await served.token())
+        call = begin(rpc, waiting, "a")
+        await soon(waiting.started["a"])
+        body = '{"jsonrpc": "2.0", "method": "notifications\\/cancelled", "params": {"requestId": 5}}'
+        reply = await rpc.http.post(rpc.url, content=body, headers=rpc.headers("notifications/cancelled"))
+        assert reply.status_code == 202
+        async with asyncio.timeout(LIMIT):
+            await call
+    assert waiting.cancelled == ["a"]

@@ -111,6 +111,11 @@ GOOD = {"type": "object"}
         ([MCPTool("a", "", None, "/a")], "'a' with an input_schema that is not of type 'object'"),  # type: ignore[arg-type]
         ([MCPTool("a", None, GOOD, "/a")], "'a' with the description None"),  # type: ignore[arg-type]
         ([MCPTool("a", "", GOOD, "a")], "'a' with the path 'a'; expected a route, such as '/a'"),
+        (
+            [MCPTool("a", "", GOOD, "/seed_session")],
+            "'a' with the path '/seed_session', which is a route of the framework",
+        ),
+        ([MCPTool("a", "", {"type": "object", "x": object()}, "/a")], "'a' with an input_schema that is no JSON"),
     ],
 )
 def test_mistakes_of_mcp_tools_are_configuration_errors(returned: Any, problem: str) -> None:
