@@ -8,9 +8,12 @@ from typing import Any, Final
 from nemo_gym.errors import ConfigError, did_you_mean
 from nemo_gym.sandbox.config import resolve_provider_config
 from nemo_gym.sandbox.providers.base import SandboxProvider
+from nemo_gym.sandbox.providers.docker import DockerProvider
 from nemo_gym.sandbox.providers.local import LocalProvider
 
-_PROVIDERS: Final[dict[str, type[SandboxProvider]]] = {LocalProvider.name: LocalProvider}
+_PROVIDERS: Final[dict[str, type[SandboxProvider]]] = {
+    provider.name: provider for provider in (LocalProvider, DockerProvider)
+}
 
 
 def register_provider(name: str, provider: type[SandboxProvider]) -> None:
