@@ -89,7 +89,8 @@ def client_connections(worker: psutil.Process) -> int:
 
 def is_over(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        # Its id may be another's by now.
+        return bool(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
