@@ -7,10 +7,10 @@ Lifecycle of a session: `POST /seed_session` begins it and sets the session cook
 from abc import abstractmethod
 from collections.abc import Awaitable, Iterable
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from nemo_gym.config_types import (
     AggregateMetrics as AggregateMetrics,
@@ -24,6 +24,7 @@ from nemo_gym.mcp_auto_exposure import (
     maybe_auto_expose,
     session_token_serializer,
 )
+from nemo_gym.mcp_auto_exposure.hosts import checked_host, checked_origin
 from nemo_gym.metrics import compute_aggregate_metrics
 from nemo_gym.openai_utils import (
     NeMoGymResponse as NeMoGymResponse,
@@ -58,8 +59,8 @@ class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
     """
 
     expose_tools_over_mcp: bool = False
-    mcp_allowed_hosts: list[str] = Field(default_factory=list)
-    mcp_allowed_origins: list[str] = Field(default_factory=list)
+    mcp_allowed_hosts: list[Annotated[str, AfterValidator(checked_host)]] = Field(default_factory=list)
+    mcp_allowed_origins: list[Annotated[str, AfterValidator(checked_origin)]] = Field(default_factory=list)
     mcp_lost_session: Literal["http", "jsonrpc"] = "http"
     session_end: ResourcesSessionEndConfig | None = None
 

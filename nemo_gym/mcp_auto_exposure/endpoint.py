@@ -233,7 +233,7 @@ class MCPEndpoint:
 
     def _cancel_call(self, exchange: _Exchange, params: Any) -> None:
         request_id = params.get("requestId") if isinstance(params, dict) else None
-        if not isinstance(exchange.token, SessionToken) or not isinstance(request_id, str | int):
+        if not isinstance(exchange.token, SessionToken) or type(request_id) not in (str, int):
             return
         call = self._calls.get((exchange.token.session_id, exchange.mcp_session_id, request_id))
         if call is not None:

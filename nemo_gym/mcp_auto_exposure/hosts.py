@@ -62,6 +62,29 @@ class AllowedHosts:
         return name != "" and (is_ip_address(name) or name in self._hosts or host.lower() in self._hosts)
 
 
+def checked_host(host: str) -> str:
+    """Return an entry of `mcp_allowed_hosts` that can match a `Host` header.
+
+    Raises:
+        ValueError: If it can't.
+    """
+    if host != _ANY and not name_in(host):
+        raise ValueError(f"{host!r} is no host; expected a name such as 'host.docker.internal' or 'name:8000', or '*'")
+    return host
+
+
+def checked_origin(origin: str) -> str:
+    """Return an entry of `mcp_allowed_origins` that can match an `Origin` header.
+
+    Raises:
+        ValueError: If it can't.
+    """
+    scheme, _, host = origin.rstrip("/").partition("://")
+    if origin != _ANY and not (scheme and name_in(host)):
+        raise ValueError(f"{origin!r} is no origin; expected one such as 'https://inspector.example', or '*'")
+    return origin
+
+
 def name_in(host: str) -> str:
     """Return the name in a `Host` header in lower case, an IPv6 address without its brackets; empty if it has none."""
     match = _HOST.fullmatch(host.lower())

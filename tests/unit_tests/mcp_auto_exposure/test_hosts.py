@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from pydantic import ValidationError
 
 from tests.mcp_support import Running, in_process, make_app, make_server
 
@@ -148,3 +149,20 @@ async def test_a_server_on_all_addresses_knows_its_machines_name() -> None:
     async with in_process(make_app(make_server(host="0.0.0.0"))) as app:
         assert await status(app, host=f"{OWN_NAME}:11000") == 200
         assert await status(app, host="evil.example") == 421
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mcp_allowed_hosts", "http://host.docker.internal"),
+        ("mcp_allowed_hosts", ""),
+        ("mcp_allowed_hosts", "a b"),
+        ("mcp_allowed_hosts", "name/path"),
+        ("mcp_allowed_origins", "inspector.example"),
+        ("mcp_allowed_origins", "https://inspector.example/path"),
+        ("mcp_allowed_origins", "https://"),
+    ],
+)
+def test_an_entry_that_could_never_match_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=f"{value!r} is no (host|origin); expected"):
+        make_server(**{key: [value]})
