@@ -12,7 +12,10 @@ import difflib
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
+
+ERROR_STANDS_ABOVE: Final = "its error stands above"
+"""How an error ends that only says that the log has another one, which tells more."""
 
 
 class NemoGymError(Exception):

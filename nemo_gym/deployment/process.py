@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from nemo_gym.config_types import ServerInstance
-from nemo_gym.errors import ConfigError, ServerStartError, ServerStoppedError
+from nemo_gym.errors import ERROR_STANDS_ABOVE, ConfigError, ServerStartError, ServerStoppedError
 
 LOG_TAIL_LINES: Final = 30
 LOG_TAIL_BYTES: Final = 64 * 1024
@@ -225,13 +225,14 @@ def _signal_name(number: int) -> str:
 def find_cause(log_lines: list[str]) -> str | None:
     """Return the line of a log that most likely says why its process ended.
 
-    That is the last line which names an exception, else the last that was logged as an error, else the last one that
-    was not logged as ordinary news.
+    That is the last line which names an exception, else the last that was logged as an error (and does not only say
+    that there is one), else the last one that was not logged as ordinary news.
     """
     newest_first = log_lines[::-1]
     named = next((line for line in newest_first if _ERROR_LINE.match(line)), None)
     if named:
         return named
-    logged = next((match["text"] for line in newest_first if (match := _ERROR_LOG.match(line))), None)
+    matches = (_ERROR_LOG.match(line) for line in newest_first if ERROR_STANDS_ABOVE not in line)
+    logged = next((match["text"] for match in matches if match), None)
     others = (line.strip() for line in newest_first if not _ORDINARY_LOG.match(line))
     return logged or next(filter(None, others), None)

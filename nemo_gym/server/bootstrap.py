@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
-from nemo_gym.errors import ConfigError, NemoGymError, ServerStartError
+from nemo_gym.errors import ERROR_STANDS_ABOVE, ConfigError, NemoGymError, ServerStartError
 from nemo_gym.global_config import (
     DRY_RUN_KEY_NAME,
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
@@ -236,14 +236,14 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
         except SystemExit as error:
             if server.started:
                 raise
-            raise ServerStartError(f"{config.name} could not start; its error stands above") from error
+            raise ServerStartError(f"{config.name} could not start; {ERROR_STANDS_ABOVE}") from error
         return
     with _worker_env(server_class):
         uvicorn_config = _uvicorn_config(f"{__name__}:{worker_app.__name__}", config, factory=True, workers=workers)
         supervisor = Supervisor(uvicorn_config, [sock])
         supervisor.run()
     if supervisor.startup_failed:
-        raise ServerStartError(f"a worker of {config.name} could not start; its error stands above")
+        raise ServerStartError(f"a worker of {config.name} could not start; {ERROR_STANDS_ABOVE}")
 
 
 @contextmanager

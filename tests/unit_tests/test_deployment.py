@@ -628,6 +628,13 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
         (["Traceback:", "  File x", "ValueError: no", "stopping"], "ValueError: no"),
         (["pkg.errors.ConfigError: bad key"], "pkg.errors.ConfigError: bad key"),
         (["2026-01-02 03:04:05,678 ERROR 7 nemo_gym.server: key: wrong", "a hint"], "key: wrong"),
+        (
+            [
+                "2026-01-02 03:04:05,678 ERROR 8 nemo_gym.server.bootstrap: env.port: wrong",
+                "2026-01-02 03:04:05,678 ERROR 7 nemo_gym: a worker of a could not start; its error stands above",
+            ],
+            "env.port: wrong",
+        ),
         (["first", "last", ""], "last"),
         (["first", "2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], "first"),
         (["2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], None),
