@@ -40,9 +40,9 @@ from nemo_gym.mcp_auto_exposure.tokens import (
     ExpiredTokenError,
     InvalidTokenError,
     SessionToken,
-    SessionTokenSerializer,
     read_token,
 )
+from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import (
     SESSION_OWNER_KEY,
     LostReason,
@@ -115,7 +115,7 @@ class MCPEndpoint:
         server: SignsSessions,
         server_name: str,
         tools: Sequence[MCPTool],
-        serializer: SessionTokenSerializer,
+        serializer: SessionSerializer,
         hosts: AllowedHosts,
         *,
         errors_as_jsonrpc: bool = False,

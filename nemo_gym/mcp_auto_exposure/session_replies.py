@@ -11,8 +11,9 @@ from typing import Any, Final, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.mcp_auto_exposure.bodies import read_body, replayed
-from nemo_gym.mcp_auto_exposure.tokens import TOKEN_HEADER, SessionTokenSerializer, token_for_session
+from nemo_gym.mcp_auto_exposure.tokens import TOKEN_HEADER, token_for_session
 from nemo_gym.server.middleware import SESSION_ID_KEY
+from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import route_path
 from nemo_gym.tool_names import normalize_tool_name
 
@@ -52,7 +53,7 @@ class SessionRepliesMiddleware:
         server: NarrowsTools,
         server_name: str,
         tools: Collection[str],
-        serializer: SessionTokenSerializer,
+        serializer: SessionSerializer,
     ) -> None:
         self.app = app
         self._server = server

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from itsdangerous import BadData, SignatureExpired, URLSafeTimedSerializer
+from itsdangerous import BadData, SignatureExpired
 
 from nemo_gym.server.middleware import SESSION_ID_KEY
+from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import SESSION_OWNER_KEY
-from nemo_gym.session_routing.router import FOURTEEN_DAYS
 
 TOKEN_HEADER: Final = "X-NeMo-Gym-Session-Token"
 """The request header that carries the token."""
@@ -42,21 +42,6 @@ class InvalidTokenError(Exception):
 
 class ExpiredTokenError(InvalidTokenError):
     """Raised when a token of this server is out of its time: the session is lost."""
-
-
-class SessionTokenSerializer(URLSafeTimedSerializer):
-    """Signs and reads tokens; one that is older than a session cookie may be is refused as expired."""
-
-    def loads(  # type: ignore[override]
-        self, s: str | bytes, max_age: int | None = FOURTEEN_DAYS, return_timestamp: bool = False, salt: Any = None
-    ) -> Any:
-        """Return the payload of the token `s`.
-
-        Raises:
-            itsdangerous.SignatureExpired: If it is older than `max_age` seconds, or dated in the future.
-            itsdangerous.BadData: If it is no token of this server.
-        """
-        return super().loads(s, max_age=max_age, return_timestamp=return_timestamp, salt=salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +84,13 @@ class SessionToken:
         return payload
 
 
-def session_token_serializer(server: HasSessionKeys) -> SessionTokenSerializer:
+def session_token_serializer(server: HasSessionKeys) -> SessionSerializer:
     """Return what signs and reads a server's tokens: `dumps(payload)`, `loads(token)`.
 
     The payload is `{"sid", "tools", "nemo_gym_worker"?}`: the session id, the names of the allowed tools (null for
     all), and with several workers the session's owner.
     """
-    # itsdangerous signs with the last key, and verifies with all.
-    keys = list(reversed(server.session_keys()))
-    # In ASCII, as the session cookie: a session may hold what UTF-8 can't encode.
-    return SessionTokenSerializer(keys, salt=_SALT, serializer_kwargs={"ensure_ascii": True})
+    return SessionSerializer(server.session_keys(), salt=_SALT)
 
 
 def token_for_session(session: Mapping[str, Any], tools: frozenset[str] | None, owner: str | None) -> SessionToken:
@@ -123,7 +105,7 @@ def token_for_session(session: Mapping[str, Any], tools: frozenset[str] | None, 
     return SessionToken(session[SESSION_ID_KEY], tools, owner, rest)
 
 
-def read_token(serializer: SessionTokenSerializer, value: str | None, *, doubled: bool) -> SessionToken:
+def read_token(serializer: SessionSerializer, value: str | None, *, doubled: bool) -> SessionToken:
     """Return what a request's token says.
 
     Args:

@@ -13,9 +13,9 @@ import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from itsdangerous import BadData, SignatureExpired, URLSafeTimedSerializer
+from itsdangerous import BadData, SignatureExpired
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from nemo_gym.server.id_claims import IdClaims
 from nemo_gym.server.middleware import SESSION_ID_KEY
 from nemo_gym.server.session_end import CLOSE_PATH, SEED_PATH, SESSIONLESS_PATHS, when_answered
 from nemo_gym.server.session_lives import SessionLives
+from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import (
     SESSION_OWNER_KEY,
     BodyIdField,
@@ -33,26 +34,10 @@ from nemo_gym.session_routing import (
     route_path,
     unreadable_body_reply,
 )
-from nemo_gym.session_routing.router import FOURTEEN_DAYS
 
 _SALT: Final = "nemo_gym.body_session_id"
 _SESSION_ID: Final = "sid"
 _CALLERS: Final = "body-"
-
-
-class BodyIdSerializer(URLSafeTimedSerializer):
-    """Signs and reads ids; one that is older than a session cookie may be is refused as expired."""
-
-    def loads(  # type: ignore[override]
-        self, s: str | bytes, max_age: int | None = FOURTEEN_DAYS, return_timestamp: bool = False, salt: Any = None
-    ) -> Any:
-        """Return the payload of the id `s`.
-
-        Raises:
-            itsdangerous.SignatureExpired: If it is older than `max_age` seconds, or dated in the future.
-            itsdangerous.BadData: If it was not made by this server.
-        """
-        return super().loads(s, max_age=max_age, return_timestamp=return_timestamp, salt=salt)
 
 
 def body_id_field(name: str, session_keys: Sequence[str]) -> BodyIdField:
@@ -62,12 +47,7 @@ def body_id_field(name: str, session_keys: Sequence[str]) -> BodyIdField:
         name: The field.
         session_keys: The server's session keys: the first signs, all of them verify.
     """
-    return BodyIdField(name, _serializer(session_keys), ignored_paths=SESSIONLESS_PATHS)
-
-
-def _serializer(session_keys: Sequence[str]) -> BodyIdSerializer:
-    # itsdangerous signs with the last key, and verifies with all.
-    return BodyIdSerializer(list(reversed(session_keys)), salt=_SALT)
+    return BodyIdField(name, SessionSerializer(session_keys, salt=_SALT), ignored_paths=SESSIONLESS_PATHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +76,7 @@ class BodySessions:
 
     def __init__(self, name: str, session_keys: Sequence[str], lives: SessionLives | None) -> None:
         self.field = body_id_field(name, session_keys)
-        self._serializer = _serializer(session_keys)
+        self._serializer = SessionSerializer(session_keys, salt=_SALT)
         self._lives = lives
         # With one worker it tells this process from an earlier one.
         self._own_id = uuid.uuid4().hex

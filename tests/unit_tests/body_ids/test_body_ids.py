@@ -10,7 +10,8 @@ from urllib.parse import quote
 import pytest
 from itsdangerous import TimestampSigner
 
-from nemo_gym.server.body_ids import BodyIdSerializer, body_id_field
+from nemo_gym.server.body_ids import body_id_field
+from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import SESSION_OWNER_KEY
 from tests.ending_server import VERIFY, Ledger, NamedLedger, clients, make, running, until
 from tests.support import serving
@@ -167,8 +168,8 @@ async def test_a_forged_id_is_one_of_the_callers_and_never_that_session() -> Non
         seeded = (await client.post("/seed_session"))[1]
         payload = {"sid": seeded["session_id"], SESSION_OWNER_KEY: "0" * 32}
         forged = [
-            BodyIdSerializer(["another key"], salt="nemo_gym.body_session_id").dumps(payload),
-            BodyIdSerializer(server.session_keys(), salt="another salt").dumps(payload),
+            SessionSerializer(["another key"], salt="nemo_gym.body_session_id").dumps(payload),
+            SessionSerializer(server.session_keys(), salt="another salt").dumps(payload),
             seeded[FIELD][:-1],
             seeded["session_id"],
             "body-" + "0" * 64,
