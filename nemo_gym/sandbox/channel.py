@@ -7,6 +7,7 @@ import json
 import socket
 from typing import Any, Final
 
+from nemo_gym.errors import SandboxError
 from nemo_gym.sandbox.supervision.frames import FRAME
 
 MAX_HEADER: Final = 1 << 20
@@ -34,8 +35,12 @@ class Channel:
 
         Raises:
             EOFError: When there is no server any more.
+            SandboxError: When this process can't have another socket.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(f"this process has no room for another request to a sandbox: {error}") from error
         try:
             with theirs:
                 while True:

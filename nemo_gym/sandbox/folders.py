@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MARKER: Final = "NEMO_GYM_SANDBOX"
 """The variable by which a sandbox's processes are found when their guard is gone."""
+SUPERVISORS_END_S: Final = 0.5
 _NAME: Final = re.compile(r"sb-[0-9a-f]{16}")
 
 
@@ -97,6 +98,10 @@ def sweep(root: Path) -> list[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Kill the processes of the sandbox whose folder is `path`, which has no guard any more, and remove it. Blocks."""
+    # Supervisors that have lost the guard end by themselves, after what they know of beside those with a mark.
+    deadline = time.monotonic() + SUPERVISORS_END_S
+    while marked(path.name) and time.monotonic() < deadline:
+        time.sleep(0.01)
     deadline = time.monotonic() + 5
     while (pids := marked(path.name)) and time.monotonic() < deadline:
         for pid in pids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import shutil
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from nemo_gym.sandbox.hidden import hidden_folders, seen_at
 
 SUPERVISOR: Final = Path(__file__).with_name("process_supervisor.py")
 PYTHON: Final[str] = getattr(sys, "_base_executable", sys.executable)
@@ -30,17 +33,24 @@ OPTIONS: Final = (
     *("--hostname", "sandbox", "--cap-drop", "ALL", "--die-with-parent"),
 )
 PROBE_TIMEOUT_S: Final = 20
+PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
+"""Errors that say nothing about bubblewrap."""
 _PROBING: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Mounts:
-    """The folders of one sandbox on this machine, and where the workdir is seen inside."""
+    """The folders of one sandbox on this machine, side by side in its own, and where the workdir is seen inside."""
 
     work: Path
     home: Path
     tmp: Path
     workdir: str
+
+    @property
+    def root(self) -> Path:
+        """The folder of all sandboxes."""
+        return self.work.parent.parent
 
 
 @dataclass(frozen=True)
@@ -68,19 +78,24 @@ class Bubblewrap:
             visible: More paths of this machine that may be read.
         """
         argv = [self.program, *self.options, *([] if network else ["--unshare-net"]), *_system_mounts()]
-        for path in _readable(visible):
-            argv += ["--ro-bind", path, path]
         argv += ["--ro-bind", str(SUPERVISOR.parent), INSIDE_SUPERVISOR]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(shm_bytes), "--tmpfs", INSIDE_SHM]
         argv += ["--bind", str(mounts.tmp), INSIDE_TMP, "--symlink", f"..{INSIDE_TMP}", f"/var{INSIDE_TMP}"]
-        argv += ["--bind", str(mounts.home), INSIDE_HOME, "--bind", str(mounts.work), mounts.workdir]
+        argv += ["--bind", str(mounts.home), INSIDE_HOME]
+        # After /tmp, for Python's own environment may be below it.
+        argv += _visible_mounts([Path(sys.base_prefix), Path(sys.prefix), *visible], hidden_folders(mounts.root))
+        argv += ["--bind", str(mounts.work), mounts.workdir]
         # What bubblewrap builds is memory too: nobody writes to it.
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--", *inside]
         return argv
 
 
 def find_bubblewrap() -> Bubblewrap | str:
-    """Return the bubblewrap of this machine, tried once per process, or why there is none. Blocks."""
+    """Return the bubblewrap of this machine, tried once per process, or why there is none. Blocks.
+
+    Raises:
+        OSError: When the machine or this process has no room to try it.
+    """
     with _PROBING:
         return _probe()
 
@@ -111,6 +126,8 @@ def _try(bubblewrap: Bubblewrap) -> str:
                 argv, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
+            if isinstance(error, OSError) and error.errno in PASSING:
+                raise
             return str(error)
         if not done.returncode:
             return ""
@@ -131,8 +148,6 @@ def _system_mounts() -> tuple[str, ...]:
     resolver = Path("/etc/resolv.conf").resolve()
     if resolver.is_file() and not resolver.is_relative_to("/etc"):
         argv += ["--ro-bind", str(resolver), str(resolver)]
-    for python in _readable([Path(sys.base_prefix), Path(sys.prefix)]):
-        argv += ["--ro-bind", python, python]
     return tuple(argv)
 
 
@@ -151,7 +166,19 @@ def _masks() -> list[str]:
     return argv
 
 
-def _readable(paths: Sequence[Path]) -> list[str]:
-    """Return those of the paths that no system folder holds already, outer ones first."""
-    found = dict.fromkeys(str(path.absolute()) for path in paths if str(path) != "/")
-    return sorted(path for path in found if not Path(path).is_relative_to("/usr"))
+def _visible_mounts(visible: Sequence[Path], hidden: Sequence[Path]) -> list[str]:
+    """Return the mounts of more visible paths, and of nothing over what is to be hidden in them and in the system's.
+
+    The outer ones come first: so a visible path below a hidden folder is seen, and a hidden one below a visible is not.
+    """
+    shown = {str(path.absolute()) for path in visible if str(path) != "/"}
+    empty = seen_at(hidden, [*SYSTEM_FOLDERS, "/etc", *shown]) - shown
+    argv: list[str] = []
+    for path in sorted(shown | empty, key=lambda path: path.count("/")):
+        if path in empty:
+            argv += ["--tmpfs", path]
+        elif not Path(path).is_relative_to("/usr") or any(Path(path).is_relative_to(above) for above in empty):
+            argv += ["--ro-bind", path, path]
+    for path in sorted(empty):
+        argv += ["--remount-ro", path]
+    return argv

@@ -7,6 +7,7 @@ It runs by itself, with the standard library and the folder `supervision` beside
   first end: of the worker (its socket or its process), of the server, or a signal. Then it kills all descendants,
   removes the folder and exits. It is a subreaper, so no descendant gets away from it by daemonising. It holds a lock
   on the folder; a folder without one is left by a guard that was killed, and the next start removes it.
+  Where nothing isolates the server, it outlives a killed guard just long enough to end what the guard would have.
 - The **server** (one per sandbox, inside) forks a process for every request, for which the worker sends a socket.
 - A **request's own process** runs one command, or reads or writes one file, and replies over its own socket. It too
   is a subreaper: what the command leaves in the background stays its descendant, and can be counted and killed.
@@ -89,13 +90,24 @@ def _start_server(control: socket.socket, config: dict[str, Any]) -> NoReturn:
             _copy(config["copy_from"], config["copy_to"])
         if config["isolate"]:
             os.set_inheritable(control.fileno(), True)
-            os.execv(config["isolate"][0], config["isolate"])  # noqa: S606 - a list, no shell
+            argv = _with_hidden_options(config["isolate"])
+            os.execv(argv[0], argv)  # noqa: S606 - a list, no shell
         serve(control)
     except (OSError, EOFError) as error:
         with contextlib.suppress(OSError):
             send_frame(control, {"error": str(error)})
     finally:
         os._exit(1)
+
+
+def _with_hidden_options(argv: list[str]) -> list[str]:
+    """Return the command line of bubblewrap with its options in a file: programs inside see it, and not these paths."""
+    end = argv.index("--")
+    options = os.memfd_create("options", 0)
+    with open(os.dup(options), "wb") as file:  # noqa: PTH123
+        file.write(b"\0".join(map(os.fsencode, argv[1:end])))
+    os.lseek(options, 0, os.SEEK_SET)
+    return [argv[0], "--args", str(options), *argv[end:]]
 
 
 def _copy(source: str, target: str) -> None:

@@ -5,10 +5,15 @@ the background holds its output. So two scripts for /bin/sh (POSIX, builtins onl
 
 - `MAIN`, its main process, reads orders from its standard input: signal everything that belongs to one command. It
   finds a command's processes by their session and by a variable in their environment. It is made for a container, that
-  is for process numbers of its own. At the end of its input, which
-  is the end of the worker, it ends, and the container with it.
+  is for process numbers of its own. At the end of its input, which is the end of the worker, it ends, and the container
+  with it.
 - `WRAPPER`, around each command, tells the process number at the beginning of standard output, and at the end of both
-  outputs, after a mark that nobody else knows, the exit code.
+  outputs the exit code.
+
+What the scripts say is known by marks that come in on their standard input: no command line and no environment shows
+them, so a command can't forge its end with what it reads there. A program of the same user that goes further (reads
+the wrapper's memory where the kernel lets it, or leaves something behind that empties the pipe of the output) can: it
+gains a wrong result of a command of its own sandbox.
 """
 
 from __future__ import annotations
@@ -62,8 +67,9 @@ done
 """
 
 WRAPPER: Final = r"""
-_sandbox_mark=$1 _sandbox_kind=$2 _sandbox_cwd=$3
-shift 3
+_sandbox_kind=$1 _sandbox_cwd=$2
+shift 2
+read -r _sandbox_head _sandbox_mark || exit 126
 _sandbox_ooms() {
   _sandbox_n=0
   while read -r _sandbox_key _sandbox_value; do
@@ -72,7 +78,7 @@ _sandbox_ooms() {
 }
 trap : HUP INT TERM
 exec 3>&2 2>/dev/null # what this shell itself has to say is not the command's
-printf '\001%s %s\n' "$_sandbox_mark" "$$"
+printf '\001%s %s\n' "$_sandbox_head" "$$"
 _sandbox_ooms
 _sandbox_before=$_sandbox_n
 if cd "$_sandbox_cwd"; then
@@ -147,7 +153,8 @@ class Command:
         self.started, self.exited, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.leader = 0
         self.mark = secrets.token_hex(8)
-        self._end_mark = secrets.token_hex(8)
+        # Two: the first stands in the output while the command runs.
+        self._head_mark, self._end_mark = secrets.token_hex(8), secrets.token_hex(8)
         self.cancelled = self.timed_out = False
         self.problem: EngineError | None = None
         self._began = self._ended = 0.0
@@ -159,7 +166,11 @@ class Command:
         """Return the program and its arguments that the daemon starts."""
         is_line = isinstance(request.command, str)
         argv = [request.command] if isinstance(request.command, str) else list(request.command)
-        return [SHELL, "-c", WRAPPER, "sandbox", self._end_mark, "line" if is_line else "list", cwd, *argv]
+        return [SHELL, "-c", WRAPPER, "sandbox", "line" if is_line else "list", cwd, *argv]
+
+    def standard_input(self, request: ExecRequest) -> bytes:
+        """Return what the wrapper reads, and after it the command."""
+        return f"{self._head_mark} {self._end_mark}\n".encode() + (request.stdin or b"")
 
     def variable(self) -> str:
         """Return the variable by which its processes are found."""
@@ -212,7 +223,7 @@ class Command:
     def _take_head(self, data: bytes) -> None:
         self._head = (self._head + data)[: MAX_LINE + len(data)]
         line, newline, rest = self._head.partition(b"\n")
-        number = line.removeprefix(b"\x01" + self._end_mark.encode() + b" ")
+        number = line.removeprefix(b"\x01" + self._head_mark.encode() + b" ")
         if newline and number != line and number.isdigit():
             self.leader, self._head = int(number), b""
             self._began = time.monotonic()

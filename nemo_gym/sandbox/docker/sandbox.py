@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import posixpath
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -62,8 +63,7 @@ class DockerSandbox(RunningSandbox):
         self._ready, self._ending = asyncio.Event(), asyncio.Event()
         self._said = b""
         self._files = ContainerFiles(engine, name, workdir, own_workdir=own_workdir, exec_as=self._exec)
-        self._orders: dict[int, asyncio.Future[None]] = {}
-        self._order = 0
+        self._orders: dict[bytes, asyncio.Future[None]] = {}
         self._commands: dict[asyncio.Task[SandboxExecResult], Command] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
@@ -120,12 +120,12 @@ class DockerSandbox(RunningSandbox):
             self._cleaner = asyncio.create_task(self._clean_up())
 
     def _hear(self, words: list[bytes]) -> None:
-        if words[0] == b"ready":
+        if words[0] == b"ready" and not self._ready.is_set():  # later a program may say so, on the same output
             numbers = [int(word) if word.isdigit() else 0 for word in (*words[1:], b"", b"")]
             self._files.owner = (numbers[0], numbers[1])
             self._ready.set()
-        elif words[0] == b"done" and len(words) > 1 and words[1].isdigit():
-            order = self._orders.get(int(words[1]))
+        elif words[0] == b"done" and len(words) > 1:
+            order = self._orders.get(words[1])
             if order is not None and not order.done():
                 order.set_result(None)
 
@@ -192,7 +192,7 @@ class DockerSandbox(RunningSandbox):
 
     async def _run(self, command: Command, request: ExecRequest, user: str | None) -> SandboxExecResult:
         description = {
-            "AttachStdin": bool(request.stdin),
+            "AttachStdin": True,
             "AttachStdout": True,
             "AttachStderr": True,
             "Tty": False,
@@ -204,9 +204,8 @@ class DockerSandbox(RunningSandbox):
         made = await self._answer(self._engine.call("POST", f"{self._path}/exec", body=description))
         path = f"/exec/{made['Id']}/start"
         stream = await self._answer(self._engine.stream(path, body={"Detach": False, "Tty": False}))
-        tasks = [asyncio.create_task(command.follow(stream))]
-        if request.stdin:
-            tasks.append(asyncio.create_task(_feed(stream, request.stdin)))
+        feeding = asyncio.create_task(_feed(stream, command.standard_input(request)))
+        tasks = [asyncio.create_task(command.follow(stream)), feeding]
         try:
             await self._accompany(command, request.timeout_s)
             if not (command.reported or command.timed_out):
@@ -238,12 +237,11 @@ class DockerSandbox(RunningSandbox):
         """Have the main process signal what belongs to a command; a main process that does not has failed."""
         if self._control is None or self._ending.is_set():
             return
-        self._order += 1
-        number, answer = self._order, asyncio.get_running_loop().create_future()
-        self._orders[number] = answer
+        order, answer = secrets.token_hex(8), asyncio.get_running_loop().create_future()
+        self._orders[order.encode()] = answer
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_S):
-                await self._control.send(f"{number} {signal} {command.leader} {command.variable()}\n".encode())
+                await self._control.send(f"{order} {signal} {command.leader} {command.variable()}\n".encode())
                 ending = asyncio.create_task(self._ending.wait())
                 try:
                     await asyncio.wait({answer, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +253,7 @@ class DockerSandbox(RunningSandbox):
             if self._cleaner is None:
                 self._cleaner = asyncio.create_task(self._clean_up())
         finally:
-            del self._orders[number]
+            del self._orders[order.encode()]
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         """Return a file's content."""

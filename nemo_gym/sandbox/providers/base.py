@@ -7,8 +7,9 @@ that fails, runs out of time or exceeds a limit is a `SandboxExecResult`, never 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -86,6 +87,14 @@ class RunningSandbox(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """End everything that runs in the sandbox and remove what it wrote. Twice is fine."""
+
+
+async def stop_all(sandboxes: Iterable[RunningSandbox]) -> None:
+    """Stop sandboxes at one time; where some can't be, the first error is raised once all the others have stopped."""
+    results = await asyncio.gather(*(sandbox.stop() for sandbox in list(sandboxes)), return_exceptions=True)
+    for error in results:
+        if error is not None:
+            raise error
 
 
 class SandboxProvider(ABC):

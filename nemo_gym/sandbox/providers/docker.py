@@ -25,7 +25,7 @@ from nemo_gym.sandbox.docker.commands import MAIN, SHELL
 from nemo_gym.sandbox.docker.engine import Engine, EngineError, daemon_host
 from nemo_gym.sandbox.docker.owners import labels, sweep
 from nemo_gym.sandbox.docker.sandbox import DockerSandbox
-from nemo_gym.sandbox.providers.base import SandboxProvider
+from nemo_gym.sandbox.providers.base import SandboxProvider, stop_all
 from nemo_gym.sandbox.spec import SandboxResources, SandboxSpec
 from nemo_gym.sandbox.utils import cpu_cap_env, rewrite_image
 
@@ -122,7 +122,7 @@ class DockerProvider(SandboxProvider):
 
     async def close(self) -> None:
         """Stop every sandbox that it started."""
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
+        await stop_all(self._running)
 
     async def _sweep_once(self, engine: Engine) -> None:
         if self.host in _SWEPT:

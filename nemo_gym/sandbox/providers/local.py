@@ -23,7 +23,7 @@ from nemo_gym.paths import component_roots
 from nemo_gym.sandbox.folders import default_root, prepare_root, sweep_once
 from nemo_gym.sandbox.isolation import INSIDE_WORKDIR, Bubblewrap, find_bubblewrap
 from nemo_gym.sandbox.local_sandbox import Launch, LocalSandbox
-from nemo_gym.sandbox.providers.base import SandboxProvider
+from nemo_gym.sandbox.providers.base import SandboxProvider, stop_all
 from nemo_gym.sandbox.spec import SandboxResources, SandboxSpec
 
 DEFAULT_PROCESSES: Final = 512
@@ -71,8 +71,8 @@ class LocalProvider(SandboxProvider):
 
     async def start(self, spec: SandboxSpec) -> LocalSandbox:
         """Start a sandbox (see `SandboxProvider.start`)."""
-        launch = await asyncio.to_thread(self._plan, spec)
         try:
+            launch = await asyncio.to_thread(self._plan, spec)
             sandbox = LocalSandbox(launch, on_end=self._running.discard)
         except OSError as error:
             raise SandboxCreateError(f"this process has no room for another sandbox: {error}") from error
@@ -90,7 +90,7 @@ class LocalProvider(SandboxProvider):
 
     async def close(self) -> None:
         """Stop every sandbox that it started."""
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
+        await stop_all(self._running)
 
     def _plan(self, spec: SandboxSpec) -> Launch:
         """Return how to start a sandbox: everything that has to look at the machine first. Blocks."""

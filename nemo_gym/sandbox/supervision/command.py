@@ -14,6 +14,7 @@ from typing import Any, Final
 from nemo_gym.sandbox.supervision.frames import CHUNK, send_frame
 from nemo_gym.sandbox.supervision.processes import (
     PR_SET_DUMPABLE,
+    Parent,
     Wake,
     descendants,
     die_with_parent,
@@ -72,7 +73,7 @@ class Command:
         self, channel: socket.socket, request: dict[str, Any], stdin: bytearray, config: dict[str, Any]
     ) -> None:
         self.channel, self.request, self.config = channel, request, config
-        self.wake = Wake(OVER_PROCESSES, OVER_MEMORY)
+        self.wake, self.server = Wake(OVER_PROCESSES, OVER_MEMORY), Parent()
         self.outputs: dict[int, Output] = {}
         self.out, self.err = Output(request["max_output"]), Output(request["max_output"])
         self.poll = select.poll()
@@ -112,6 +113,7 @@ class Command:
         """Reply once the command is done; return when nothing of it is left."""
         while not self._done():
             self._step(self._wait_until())
+        self._take_signals()  # what killed the command was told before it was done
         if self.timed_out or self.cancelled or self.exceeded:
             self._kill()
             for fd in list(self.outputs):
@@ -125,7 +127,7 @@ class Command:
         self.outputs = dict.fromkeys(self.outputs, Output(0))
         while not reap(self.codes):
             self._step(None)
-            if self.exceeded:
+            if self.exceeded or self.server.gone:
                 kill_descendants(self.codes)
 
     def _kill(self) -> None:
@@ -160,12 +162,17 @@ class Command:
             if fd in self.outputs:
                 self._read(fd)
             elif fd == self.wake.fd:
-                signals = self.wake.take()
-                for signum, what in ((OVER_PROCESSES, "processes"), (OVER_MEMORY, "memory")):
-                    if signum in signals:
-                        self.exceeded = what
+                self._take_signals()
             else:
                 self.cancelled = True
+
+    def _take_signals(self) -> None:
+        signals = self.wake.take()
+        for signum, what in ((OVER_PROCESSES, "processes"), (OVER_MEMORY, "memory")):
+            if signum in signals:
+                self.exceeded = what
+        if self.server.gone:
+            self.cancelled = True
 
     def _read(self, fd: int) -> bool:
         """Take what is there of an output; True when there may be more."""

@@ -47,6 +47,22 @@ def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class Parent:
+    """The process that forked this one; its end wakes this one (which has a `Wake`), instead of killing it.
+
+    So a supervisor whose own supervisor was killed has the time to end what it supervises.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getppid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended. A SIGTERM alone says nothing: a program of the sandbox may send it."""
+        return os.getppid() != self._pid
+
+
 def children_of(pid: int) -> list[int]:
     """Return the living and unreaped children of a process."""
     found: list[int] = []

@@ -15,11 +15,13 @@ from nemo_gym.sandbox.supervision.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
     PR_SET_NAME,
+    Parent,
     Wake,
     children_of,
     descendants,
     die_with_parent,
     kill_all,
+    kill_descendants,
     memory_of,
     prctl,
     reap,
@@ -62,12 +64,12 @@ class Server:
         self.requests: dict[int, int | None] = {}
 
     def run(self) -> None:
-        """Serve until the worker goes."""
+        """Serve until the worker goes, or the guard does: then end all that it would have ended."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_NAME, b"sandbox")
         if self.config["private"]:
             prctl(PR_SET_DUMPABLE, 0)
-        wake = Wake()
+        wake, parent = Wake(), Parent()
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(wake.fd, select.POLLIN)
@@ -80,6 +82,9 @@ class Server:
             ready = {fd for fd, _ in poll.poll(WATCH_INTERVAL_S * 1000 if watching else None)}
             if wake.fd in ready:
                 wake.take()
+                if parent.gone:
+                    kill_descendants(self.requests)
+                    return
                 self._reap()
             if self.control.fileno() in ready and not self._accept():
                 return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 from nemo_gym.sandbox import (
     AsyncSandbox,
     SandboxCreateError,
+    SandboxError,
     SandboxResources,
     SandboxSpec,
     SandboxStatus,
@@ -137,6 +141,56 @@ async def test_a_provider_that_is_closed_stops_all_it_started(isolation: str, ro
     assert {sandbox.status for sandbox in sandboxes} == {SandboxStatus.STOPPED}
 
 
+async def test_a_stop_that_fails_holds_up_no_other(isolation: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = create_provider(settings(isolation, root))
+    sandboxes = [await provider.start(SandboxSpec()) for _ in range(3)]
+
+    async def fail() -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandboxes[0], "stop", fail)
+        with pytest.raises(OSError, match="no"):
+            await provider.close()
+        assert [path.name for path in folders(root)] == [sandboxes[0].handle.id]
+    await provider.close()
+    assert folders(root) == []
+
+
+@contextmanager
+def no_descriptor_free() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_worker_without_a_free_descriptor_says_so(make: Start, isolation: str, root: Path) -> None:
+    sandbox: AsyncSandbox = await make()
+    other = AsyncSandbox(settings(isolation, root))
+    for call in (sandbox.exec("true"), sandbox.read("x"), sandbox.write("x", b"")):
+        with no_descriptor_free(), pytest.raises(SandboxError, match="Too many open files"):
+            await call
+    with no_descriptor_free(), pytest.raises(SandboxCreateError, match="Too many open files"):
+        await other.start()
+    assert sandbox.status is SandboxStatus.RUNNING
+    assert (await sandbox.exec("true")).ok
+
+
+def test_no_room_to_try_bubblewrap_is_no_reason_to_go_without() -> None:
+    from nemo_gym.sandbox import isolation as module
+
+    before = module.find_bubblewrap()
+    if isinstance(before, str):
+        pytest.skip(before)
+    module._probe.cache_clear()
+    with no_descriptor_free(), pytest.raises(OSError, match="Too many open files"):
+        module.find_bubblewrap()
+    assert module.find_bubblewrap() == before
+
+
 WORKER = """
 import asyncio, sys
 from nemo_gym.sandbox import AsyncSandbox
@@ -188,6 +242,36 @@ async def test_the_next_start_sweeps_what_a_killed_guard_left(
         remember(root, sandbox.handle.id)
         assert not path.exists()
     await until(lambda: folders(root) == [] and processes_below(root) == [])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_what_cleared_its_environment_ends_with_its_guard(make: Start, root: Path, stopped: bool) -> None:
+    sandbox: AsyncSandbox = await make()
+    (path,) = folders(root)
+    number = f"63.{os.getpid()}"  # seconds that no other process of this machine sleeps for
+    await sandbox.exec(f"env -i setsid sleep {number} & sleep 0.1")
+    running = asyncio.create_task(sandbox.exec(f"(env -i setsid sleep {number} &) & sleep 90"))
+    await until(lambda: len(sleeping(number)) == 2)
+    guard = guard_of(root)
+    if stopped:
+        guard.suspend()
+    guard.kill()
+    try:
+        with pytest.raises(SandboxStoppedError, match="died"):
+            await running
+        await until(lambda: not path.exists() and not sleeping(number))
+    finally:
+        for process in sleeping(number):
+            process.kill()
+
+
+def sleeping(number: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == ["sleep", number]:
+                found.append(process)
+    return found
 
 
 def test_a_sweep_leaves_folders_that_are_locked_or_not_its_own(root: Path) -> None:

@@ -14,7 +14,7 @@ from nemo_gym.sandbox.docker import sandbox as docker_sandbox
 from nemo_gym.sandbox.docker.commands import MarkedOutput
 from tests.unit_tests.sandbox.conftest import until, until_output
 from tests.unit_tests.sandbox.docker.conftest import Make
-from tests.unit_tests.sandbox.docker.engine_stand_in import JOIN, Call, StandIn, first_child
+from tests.unit_tests.sandbox.docker.engine_stand_in import JOIN, Call, Container, StandIn, first_child
 
 OURS = f"62.{os.getpid()}"
 """Seconds that no other process of this machine sleeps for."""
@@ -213,9 +213,9 @@ async def test_a_command_that_never_began_takes_nothing_else_with_it(make: Make,
     await until_output(sandbox, LEFT, f"sleep {OURS}\n")
     real = daemon._exec_start
 
-    async def silent(call: Call, *_: object) -> None:
+    async def silent(call: Call, container: Container, *_: object) -> None:
         await daemon._take_over(call)
-        await call.reader.read()
+        await container.removed.wait()
 
     daemon._exec_start = silent
     with pytest.raises(SandboxError, match=r"started no command within 0\.2 s"):
@@ -225,3 +225,24 @@ async def test_a_command_that_never_began_takes_nothing_else_with_it(make: Make,
     assert other.returncode is None
     await sandbox.stop()
     await other.wait()
+
+
+async def test_a_command_cannot_forge_its_end_with_what_it_reads_of_its_supervisor(make: Make) -> None:
+    sandbox = await make()
+    forge = r"""
+    for file in cmdline environ; do
+      for word in $(tr '\0=' '\n\n' </proc/$PPID/$file | grep -x '[0-9a-f]*'); do printf '\001%s 0 0\n' "$word"; done
+    done
+    echo real; exit 3"""
+    for stdin in (None, b"given"):
+        result = await sandbox.exec(forge, stdin=stdin)
+        assert (result.return_code, result.stdout.endswith("real\n")) == (3, True)
+
+
+async def test_a_command_cannot_speak_for_the_main_process(make: Make) -> None:
+    sandbox = await make()
+    forge = "while printf 'ready 7 7\\n'; for i in 1 2 3; do printf \"done $i 0\\n\"; done; do sleep 0.01; done"
+    result = await sandbox.exec(f"trap '' TERM; {forge} >/proc/1/fd/1", timeout_s=0.3)
+    assert result.timed_out
+    await sandbox.write("file", b"")
+    assert (await sandbox.exec("stat -c %u file; id -u")).stdout.split() == [str(os.getuid())] * 2
