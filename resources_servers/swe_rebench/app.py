@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -41,8 +41,8 @@ from nemo_gym.sandbox import (
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from resources_servers.swe_rebench import tools
 from resources_servers.swe_rebench.judge import Judge, JudgeSettings, Verdict
-from resources_servers.swe_rebench.patch_paths import patch_paths
-from resources_servers.swe_rebench.patches import PatchTooLargeError, Repository, RepositoryError
+from resources_servers.swe_rebench.patch_paths import is_test_setup, patch_paths
+from resources_servers.swe_rebench.patches import OwnedFilesError, PatchTooLargeError, Repository, RepositoryError
 from resources_servers.swe_rebench.rows import SweRebenchRow
 from resources_servers.swe_rebench.sandboxes import Sandboxes
 
@@ -104,10 +104,12 @@ class SweRebenchSeedSessionResponse(BaseSeedSessionResponse):
     Attributes:
         handle: Its name.
         workdir: Where the repository is in it.
+        tools: The tools, for agents that offer them to a model by themselves.
     """
 
     handle: SandboxHandle
     workdir: str
+    tools: list[dict[str, Any]]
 
 
 class SweRebenchVerifyRequest(SweRebenchRow, BaseVerifyRequest):
@@ -122,18 +124,48 @@ class SweRebenchVerifyResponse(Verdict, SweRebenchVerifyRequest, BaseVerifyRespo
     Attributes:
         model_patch: The agent's changes, as judged; None where the row's own patch was.
         patch_files: The files that they are about.
+        touches_test_setup: Those of them that say how tests are run, such as `conftest.py`; they may fake results.
     """
 
     model_patch: str | None = None
     patch_files: list[str] = Field(default_factory=list)
+    touches_test_setup: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a session has between its seed and its verification."""
+    """What a session has between its seed and its verification.
+
+    Args:
+        instance_id: The row that it was seeded with.
+        digest: That row's hash.
+        repository: The sandbox's repository.
+        writing: Held while a tool changes a file, as one that edits reads it first.
+    """
 
     instance_id: str
+    digest: str
     repository: Repository
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an agent did, after its sandbox is gone.
+
+    Args:
+        instance_id: The row that the session was seeded with.
+        digest: That row's hash.
+        patch: The changes.
+        baseline: The tree that they were made from.
+        extract_s: How long it took to read them.
+    """
+
+    instance_id: str
+    digest: str
+    patch: bytes
+    baseline: str
+    extract_s: float
 
 
 class SweRebenchResourcesServer(SimpleResourcesServer):
@@ -142,6 +174,7 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
     config: SweRebenchResourcesServerConfig
 
     _sessions: dict[str, Session] = PrivateAttr(default_factory=dict)
+    _unjudged: dict[str, Work] = PrivateAttr(default_factory=dict)
     _sandboxes: Sandboxes = PrivateAttr()
     _judge: Judge = PrivateAttr()
     _free_sandboxes: asyncio.Semaphore = PrivateAttr()
@@ -196,10 +229,12 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
             raise
         # Another seed of this session may have come meanwhile. Nothing is awaited before the sandbox has its place.
         other = self._sessions.get(session_id)
-        self._sessions[session_id] = Session(body.instance_id, repository)
+        self._sessions[session_id] = Session(body.instance_id, body.digest, repository)
         if other is not None:
             await self._stop(other)
-        return SweRebenchSeedSessionResponse(handle=repository.sandbox.handle, workdir=repository.directory)
+        return SweRebenchSeedSessionResponse(
+            handle=repository.sandbox.handle, workdir=repository.directory, tools=tools.TOOLS
+        )
 
     async def run_command(self, request: Request, body: tools.RunCommandRequest) -> tools.RunCommandResponse:
         """Run a shell command in the repository and read what it prints."""
@@ -207,7 +242,7 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
         timeout_s = min(body.timeout_s or config.command_timeout_s, config.max_command_timeout_s)
         with _told():
             return await tools.run_command(
-                self._repository_of(request),
+                self._session_of(request).repository,
                 body,
                 timeout_s=timeout_s,
                 max_output_bytes=config.max_command_output_bytes,
@@ -216,41 +251,53 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
     async def read_file(self, request: Request, body: tools.ReadFileRequest) -> tools.ReadFileResponse:
         """Read a file, or some of its lines."""
         with _told():
-            return await tools.read_file(self._repository_of(request), body, max_chars=self.config.max_read_chars)
+            return await tools.read_file(
+                self._session_of(request).repository, body, max_chars=self.config.max_read_chars
+            )
 
     async def write_file(self, request: Request, body: tools.WriteFileRequest) -> tools.DoneResponse:
         """Write a file: make it, or replace all it holds."""
+        session = self._session_of(request)
         with _told():
-            return await tools.write_file(self._repository_of(request), body)
+            async with session.writing:
+                return await tools.write_file(session.repository, body)
 
     async def edit_file(self, request: Request, body: tools.EditFileRequest) -> tools.DoneResponse:
         """Replace a text in a file. The old text has to be there exactly once."""
+        session = self._session_of(request)
         with _told():
-            return await tools.edit_file(self._repository_of(request), body)
+            async with session.writing:
+                return await tools.edit_file(session.repository, body)
 
     async def list_files(self, request: Request, body: tools.ListFilesRequest) -> tools.ListFilesResponse:
         """List the files of the repository, or of one folder."""
         with _told():
-            return await tools.list_files(self._repository_of(request), body)
+            return await tools.list_files(self._session_of(request).repository, body)
 
     async def verify(  # type: ignore[override]
         self, request: Request, body: SweRebenchVerifyRequest
     ) -> SweRebenchVerifyResponse:
-        """Judge what the agent left, and end its sandbox. Reward 1.0 if all tests that have to pass do."""
+        """Judge what the agent left, and end its sandbox. Reward 1.0 if all tests that have to pass do.
+
+        What could not be judged is kept until the session is over, and judged when this is asked for again.
+        """
         patch = None
+        session_id = request.session[SESSION_ID_KEY]
         if self.config.is_verifying_golden_patch:
-            await self.release(request.session[SESSION_ID_KEY])
+            await self.release(session_id)
             async with self._free_judgings:
                 verdict = await self._judge.judge_reference(body)
         else:
-            patch, verdict = await self._judge_work(self._taken(request, body), body)
+            patch, verdict = await self._judge_work(session_id, body)
         if not verdict.evaluation_completed:
             detail = f"{body.instance_id} could not be judged (attempts: {verdict.attempts}): {verdict.reason}"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+        files = sorted(path.decode("utf-8", "replace") for path in patch_paths(patch or b""))
         found = {
             "reward": 1.0 if verdict.resolved else 0.0,
             "model_patch": None if patch is None else patch.decode("utf-8", "replace"),
-            "patch_files": sorted(path.decode("utf-8", "replace") for path in patch_paths(patch or b"")),
+            "patch_files": files,
+            "touches_test_setup": [path for path in files if is_test_setup(path)],
         }
         return SweRebenchVerifyResponse(**{**dict(body), **dict(verdict), **found})
 
@@ -259,7 +306,8 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
         await self.release(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Stop a session's sandbox and forget it; nothing happens where it has none."""
+        """Stop a session's sandbox and forget it with all work; nothing happens where it has none."""
+        self._unjudged.pop(session_id, None)
         session = self._sessions.pop(session_id, None)
         if session is not None:
             await self._stop(session)
@@ -270,47 +318,58 @@ class SweRebenchResourcesServer(SimpleResourcesServer):
         finally:
             self._free_sandboxes.release()
 
-    def _repository_of(self, request: Request) -> Repository:
+    def _session_of(self, request: Request) -> Session:
         session = self._sessions.get(request.session[SESSION_ID_KEY])
         if session is None:
             raise HTTPException(HTTPStatus.GONE, _NO_SANDBOX)
-        return session.repository
+        return session
 
-    def _taken(self, request: Request, row: SweRebenchRow) -> Session:
-        session_id = request.session[SESSION_ID_KEY]
-        session = self._sessions.get(session_id)
-        if session is None:
+    def _taken(self, session_id: str, row: SweRebenchRow) -> Session | Work:
+        """Take what is to be judged, for this request alone: nothing is awaited here."""
+        had = self._sessions.get(session_id) or self._unjudged.get(session_id)
+        if had is None:
             raise HTTPException(HTTPStatus.GONE, _NO_SANDBOX)
-        if session.instance_id != row.instance_id:
-            detail = f"this session was seeded with {session.instance_id}, and can't be verified as {row.instance_id}"
-            raise HTTPException(HTTPStatus.CONFLICT, detail)
-        return self._sessions.pop(session_id)
+        if had.digest != row.digest:
+            raise HTTPException(HTTPStatus.CONFLICT, _other_row(had.instance_id, row.instance_id))
+        self._sessions.pop(session_id, None)
+        self._unjudged.pop(session_id, None)
+        return had
 
-    async def _judge_work(self, session: Session, row: SweRebenchRow) -> tuple[bytes | None, Verdict]:
+    async def _judge_work(self, session_id: str, row: SweRebenchRow) -> tuple[bytes | None, Verdict]:
         """Return the agent's patch, where it could be read, and the verdict on it; ends the session's sandbox."""
+        had = self._taken(session_id, row)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._stop, session)
+            if isinstance(had, Session):
+                stack.push_async_callback(self._stop, had)
             async with self._free_judgings:
-                started = time.monotonic()
                 try:
-                    with _no_reward_for_trouble(row.instance_id):
-                        patch = await self._extract(session.repository, row)
+                    work = had if isinstance(had, Work) else await self._work_of(had, row)
                 except RepositoryError as error:
                     return None, Verdict(evaluation_completed=True, reason=str(error))
-                seconds = round(time.monotonic() - started, 3)
                 await stack.aclose()
-                verdict = await self._judge.judge(row, patch, baseline=session.repository.baseline)
-                verdict.timings["extract_s"] = seconds
-                return patch, verdict
+                verdict = await self._judge.judge(row, work.patch, baseline=work.baseline)
+        verdict.timings["extract_s"] = work.extract_s
+        if not verdict.evaluation_completed and session_id not in self._sessions:
+            while len(self._unjudged) >= self.config.max_sandboxes:
+                self._unjudged.pop(next(iter(self._unjudged)))
+            self._unjudged[session_id] = work
+        return work.patch, verdict
+
+    async def _work_of(self, session: Session, row: SweRebenchRow) -> Work:
+        started = time.monotonic()
+        with _no_reward_for_trouble(row.instance_id):
+            patch = await self._extract(session.repository, row)
+        seconds = round(time.monotonic() - started, 3)
+        return Work(session.instance_id, session.digest, patch, session.repository.baseline, seconds)
 
     async def _extract(self, repository: Repository, row: SweRebenchRow) -> bytes:
         owned = patch_paths(row.test_patch.encode("utf-8", "surrogatepass"))
         try:
             return await repository.extract_patch(owned, self.config.max_patch_bytes)
-        except PatchTooLargeError:
+        except (PatchTooLargeError, OwnedFilesError):
             raise
         except RepositoryError as error:
-            if error.timed_out:
+            if error.of_the_machine:
                 raise
         async with self._sandboxes.fresh(row) as pristine:
             return await repository.extract_patch(owned, self.config.max_patch_bytes, pristine)
@@ -335,6 +394,12 @@ _NO_SANDBOX: Final = (
 )
 
 
+def _other_row(seeded: str, asked: str) -> str:
+    if seeded != asked:
+        return f"this session was seeded with {seeded}, and can't be verified as {asked}"
+    return f"this session was seeded with another version of {seeded}: the row's tests, image or other fields differ"
+
+
 @contextmanager
 def _told() -> Iterator[None]:
     """Tell the model what its call got wrong; a lost sandbox ends the rollout."""
@@ -346,6 +411,9 @@ def _told() -> Iterator[None]:
         raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
     except SandboxStoppedError as error:
         raise HTTPException(HTTPStatus.GONE, f"the session's sandbox is lost: {error}") from error
+    except SandboxError as error:
+        detail = f"the session's sandbox could not do this; it may be called again: {error}"
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail) from error
 
 
 @contextmanager
@@ -359,7 +427,7 @@ def _no_reward_for_trouble(instance_id: str) -> Iterator[None]:
         detail = f"a sandbox for {instance_id} could not be used: {error}"
         raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail) from error
     except RepositoryError as error:
-        if error.timed_out:
+        if error.of_the_machine:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"{instance_id}: {error}") from error
         raise
 

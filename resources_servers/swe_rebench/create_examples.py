@@ -13,21 +13,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from resources_servers.swe_rebench.prepare_rows import create_params
 from resources_servers.swe_rebench.repositories import (
     ExampleRepository,
     build_repository,
     example_repositories,
 )
 from resources_servers.swe_rebench.rows import SweRebenchRow
-from resources_servers.swe_rebench.tools import TOOLS
 
 OUTPUT: Final = Path(__file__).parent / "data" / "example.jsonl"
-
-INTRODUCTION: Final = """\
-The working directory holds the repository {repo}. Repair it as described below, with the tools. Your work is judged by
-tests that you don't see, on the files as you leave them; it need not be committed.
-
-"""
 
 
 def row_of(repository: ExampleRepository, base_commit: str) -> dict[str, Any]:
@@ -40,11 +34,7 @@ def row_of(repository: ExampleRepository, base_commit: str) -> dict[str, Any]:
         install_config["test_timeout_s"] = settings["test_timeout_s"]
     row = {
         "instance_id": f"example__{repository.name}-1",
-        "responses_create_params": {
-            "input": [{"role": "user", "content": INTRODUCTION.format(repo=repo) + statement}],
-            "tools": TOOLS,
-            "parallel_tool_calls": False,
-        },
+        "responses_create_params": create_params(repo, statement),
         "repo": repo,
         "base_commit": base_commit,
         "image_name": repository.image_name,

@@ -7,6 +7,7 @@ from typing import Final
 
 EXIT_TOO_LARGE: Final = 3
 EXIT_NO_OBJECTS: Final = 4
+EXIT_SKIPPED: Final = 5
 
 PRELUDE: Final = b"""
 set -u
@@ -15,7 +16,17 @@ export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null GIT_CONF
 export GIT_TERMINAL_PROMPT=0 GIT_NO_REPLACE_OBJECTS=1 GIT_OPTIONAL_LOCKS=0 GIT_PAGER=cat
 cd @REPOSITORY@ || exit 1
 own=$PWD/.git
+# What ended by a signal says nothing about the files.
+unless_killed() {
+    "$@"
+    status=$?
+    [ "$status" -le 128 ] || exit "$status"
+    return "$status"
+}
 """
+
+# Files are taken and put byte by byte, and are text or binary by their content, whatever attributes declare.
+EXACT_ATTRIBUTES: Final = "* !diff -text !eol !ident !filter !working-tree-encoding"
 
 # Prints the base commit's full name, and as base64 the nested repositories (NUL after each) and what is ignored.
 PREPARE: Final = b"""
@@ -54,14 +65,17 @@ echo
 echo
 """
 
-# Prints the tree of all files that are not ignored.
+# Prints the tree of all files that are not ignored, and whether some could not be added.
 BASELINE: Final = b"""
 export GIT_DIR="$own" GIT_WORK_TREE="$PWD"
 index=$GIT_DIR/baseline-index
-cp "$GIT_DIR/index" "$index" || exit 1
-GIT_INDEX_FILE=$index git add -A --ignore-errors -- . @EXCLUDED@ || :
+echo @EXACT@ > "$GIT_DIR/info/attributes" || exit 1
+GIT_INDEX_FILE=$index git read-tree HEAD || exit 1
+skipped=
+unless_killed env "GIT_INDEX_FILE=$index" git add -A --ignore-errors -- . @EXCLUDED@ || skipped=skipped
 GIT_INDEX_FILE=$index git write-tree || exit 1
-rm -f "$index"
+echo "$skipped"
+rm -f "$index" "$GIT_DIR/info/attributes"
 """
 
 RESET_OWNED: Final = b"""{
@@ -74,33 +88,37 @@ tree=@TREE@ given=@OBJECTS@
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch" "${given%/*}"' EXIT
 export HOME="$scratch" XDG_CONFIG_HOME="$scratch"
+# Pipes have no place in git, and reading one would take for ever. A link in .git may lead to one.
+[ ! -e "$own" ] && [ ! -L "$own" ] || find "$own" ! -type d ! -type f -exec rm -f {} +
+rm -f "$own/objects/info/alternates"
+find . @NESTED@ ! -type d ! -type f ! -type l -exec rm -f {} +
 git init -q --template= "$scratch/made" || exit 1
 export GIT_DIR="$scratch/made/.git" GIT_WORK_TREE="$PWD"
 mkdir -p "$GIT_DIR/info" "$GIT_DIR/objects/info" "$GIT_DIR/objects/pack"
-# A file is text or binary by its content, whatever the agent declares it to be.
-echo '* !diff' > "$GIT_DIR/info/attributes"
+echo @EXACT@ > "$GIT_DIR/info/attributes" || exit 1
 if [ -n "$given" ]; then
-    git index-pack --stdin < "$given" > /dev/null || exit 4
+    unless_killed git index-pack --stdin < "$given" > /dev/null || exit 4
 elif [ -d "$own/objects" ]; then
     echo "$own/objects" > "$GIT_DIR/objects/info/alternates"
 fi
-git cat-file -e "$tree^{tree}" 2> /dev/null || exit 4
-git read-tree "$tree" || exit 4
-printf '%s' @INFO_EXCLUDE@ > "$GIT_DIR/info/exclude"
+unless_killed git cat-file -e "$tree^{tree}" || exit 4
+unless_killed git read-tree "$tree" || exit 4
+printf '%s' @INFO_EXCLUDE@ > "$GIT_DIR/info/exclude" || exit 1
 
-find . -path ./.git -prune -o @NESTED@ -name .git -prune -exec rm -rf {} + || :
-git add -A -- . @EXCLUDED@ 2> /dev/null || {
+# Of repositories within, the files count. Git takes no file below any spelling of .git.
+find . -path ./.git -prune -o @NESTED@ -name '.[gG][iI][tT]' -prune -exec rm -rf {} + || :
+unless_killed git add -A -- . @EXCLUDED@ 2> /dev/null || {
     chmod -R u+rwX . 2> /dev/null
-    git add -A --ignore-errors -- . @EXCLUDED@ || :
+    unless_killed git add -A --ignore-errors -- . @EXCLUDED@ || [ @MAY_SKIP@ = yes ] || exit 5
 }
-if [ -e "$own" ]; then
-    GIT_DIR="$own" git -c core.fsmonitor=false -c core.hooksPath=/dev/null ls-files -z -c -i --exclude-standard \\
-        < /dev/null > "$scratch/forced" 2> /dev/null
-    git update-index -z --add --remove --stdin < "$scratch/forced" || :
+if [ -f "$own/index" ]; then
+    unless_killed env "GIT_INDEX_FILE=$own/index" git ls-files -z -c -i --exclude-standard > "$scratch/forced" || :
+    unless_killed git update-index -z --add --remove --stdin < "$scratch/forced" || :
 fi
 @RESET_OWNED@
-git diff --cached --binary --full-index --find-renames --no-color --no-ext-diff --no-textconv --no-relative \\
-    --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ "$tree" -- . @EXCLUDED@ > "$scratch/patch" || exit 4
+unless_killed git diff --cached --binary --full-index --find-renames --no-color --no-ext-diff --no-textconv \\
+    --no-relative --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ "$tree" -- . @EXCLUDED@ \\
+    > "$scratch/patch" || exit 4
 size=$(wc -c < "$scratch/patch" | tr -d ' ')
 echo "$size"
 [ "$size" -le @LIMIT@ ] || exit 3
@@ -121,11 +139,45 @@ TAKE_PACK: Final = """
 folder=$(mktemp -d) && base64 -d > "$folder/pack" && echo "$folder/pack"
 """
 
-# Reads the patch; $1: the repository.
+# Keeps the files of the tests as they are, below the folder that it prints.
+KEEP_OWNED: Final = b"""
+kept=$(mktemp -d) || exit 1
+for path in @OWNED@; do
+    if [ -e "./$path" ] || [ -L "./$path" ]; then
+        case $path in */*) mkdir -p "$kept/${path%/*}" || exit 1 ;; esac
+        cp -pPR "./$path" "$kept/$path" || exit 1
+    fi
+done
+echo "$kept"
+"""
+
+# Makes the files of the tests what was kept, whatever lies in their place or in that of their folders.
+PUT_OWNED: Final = b"""
+kept=@KEPT@
+for path in @OWNED@; do
+    rest=$path above=.
+    while [ "$rest" != "${rest#*/}" ]; do
+        above=$above/${rest%%/*} rest=${rest#*/}
+        if [ -L "$above" ] || { [ -e "$above" ] && [ ! -d "$above" ]; }; then rm -f "$above" || exit 1; fi
+    done
+    rm -rf "./$path" || exit 1
+    if [ -e "$kept/$path" ] || [ -L "$kept/$path" ]; then
+        case $path in */*) mkdir -p "./${path%/*}" || exit 1 ;; esac
+        cp -pPR "$kept/$path" "./$path" || exit 1
+    fi
+done
+rm -rf "$kept"
+"""
+
+# Reads the patch; $1: the repository, $2: the attributes that it is written by, empty for the repository's own.
 APPLY: Final = """
 export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1
 cd "$1" || exit 1
-export GIT_DIR="$PWD/.git" GIT_WORK_TREE="$PWD"
-shift
-exec git apply --whitespace=nowarn "$@" -
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+git init -q --template= "$scratch" || exit 1
+export GIT_DIR="$scratch/.git" GIT_WORK_TREE="$PWD"
+mkdir -p "$GIT_DIR/info" && printf '%s\\n' "$2" > "$GIT_DIR/info/attributes" || exit 1
+shift 2
+git apply --whitespace=nowarn "$@" -
 """

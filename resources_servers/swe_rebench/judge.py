@@ -1,19 +1,24 @@
 """Judging a patch: applied with the row's tests in a fresh sandbox, run, and the log read.
 
 A verdict is *completed* when it says something about the patch. It is not when the trouble may lie elsewhere: a sandbox
-that did not start or was lost, an installation that failed, tests that were killed, a log without any test, or one
-whose middle is missing together with tests. Then
+that did not start or was lost, an installation that failed, tests that were killed, a log without any test, one
+whose middle is missing together with tests, or one in which no test failed but some are missing. Then
 
 1. the patch is judged again, in another fresh sandbox;
-2. if that ends the same way, the row's reference solution is judged once. Where that is resolved, the environment
-   works and the trouble comes from the patch (it does not compile, for example): the verdict is completed;
+2. if that ends the same way, the row's reference solution is judged. Where that is resolved, the environment works
+   and the trouble comes from the patch (it does not compile, for example): the verdict is completed. For trouble that
+   a machine may have for a while (a lack of memory, of time) this holds for some minutes, else for good;
 3. otherwise it stays not completed, and says nothing about the patch.
 
 A test command that runs out of time is judged by the second step alone, as another try would take as long.
+
+The files of the tests are made before the patch is applied, kept aside, and put in their place after it, so that
+nothing in the patch changes what they are.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -24,12 +29,17 @@ from pydantic import BaseModel, Field
 
 from nemo_gym.sandbox import SandboxError, SandboxExecResult, SandboxStoppedError
 from resources_servers.swe_rebench.log_parsers import Status
+from resources_servers.swe_rebench.patch_paths import patch_paths
 from resources_servers.swe_rebench.patches import Repository, RepositoryError
 from resources_servers.swe_rebench.rows import SweRebenchRow
 
 MISSING: Final = "missing"
 """The status of a test that the log does not settle."""
 
+_REPAIRED: Final = frozenset({Status.PASSED, Status.XPASSED})
+"""How a test of FAIL_TO_PASS may end: one that is merely expected to fail is not repaired."""
+
+_FAILURES: Final = frozenset({Status.FAILED, Status.ERROR})
 _KILLED: Final = 128 + 9
 _REMEMBERED_ROWS: Final = 100_000
 
@@ -46,6 +56,7 @@ class JudgeSettings:
         attempts: How many fresh sandboxes are tried.
         max_log_bytes: How much of the tests' output is read; beyond it the middle is missing.
         shown_chars: How much of the output a verdict carries.
+        reference_memory_s: How long a reference solution that passed vouches for the machine.
     """
 
     install_timeout_s: float = 1800
@@ -53,6 +64,7 @@ class JudgeSettings:
     attempts: int = 2
     max_log_bytes: int = 10_000_000
     shown_chars: int = 4_000
+    reference_memory_s: float = 300
 
 
 class Verdict(BaseModel):
@@ -91,11 +103,19 @@ class _NotJudgedError(Exception):
         again: Whether another sandbox may help.
         timed_out: Whether the tests ran out of time.
         patch_may_be_the_cause: Whether the reference solution should be asked.
+        for_a_while: Whether it may be the machine's trouble of the moment, so that the reference has to pass now.
     """
 
     def __init__(
-        self, reason: str, *, again: bool = True, timed_out: bool = False, patch_may_be_the_cause: bool = True
+        self,
+        reason: str,
+        *,
+        again: bool = True,
+        timed_out: bool = False,
+        patch_may_be_the_cause: bool = True,
+        for_a_while: bool = True,
     ) -> None:
+        self.for_a_while = for_a_while
         self.again = again
         self.timed_out = timed_out
         self.patch_may_be_the_cause = patch_may_be_the_cause
@@ -113,7 +133,7 @@ class Judge:
 
     fresh: Callable[[SweRebenchRow], AbstractAsyncContextManager[Repository]]
     settings: JudgeSettings = field(default_factory=JudgeSettings)
-    _working_rows: dict[tuple[str, str], None] = field(default_factory=dict)
+    _working_rows: dict[str, float] = field(default_factory=dict)
 
     async def judge_reference(self, row: SweRebenchRow) -> Verdict:
         """Return the verdict on the row's own solution. Nothing can vouch for it, so running out of time counts."""
@@ -132,7 +152,7 @@ class Judge:
         """
         verdict, trouble = await self._judge(row, patch, baseline)
         if trouble is not None and trouble.patch_may_be_the_cause:
-            await self._ask_reference(row, patch, verdict)
+            await self._ask_reference(row, patch, verdict, trouble)
         return verdict
 
     async def _judge(
@@ -152,22 +172,25 @@ class Judge:
                 break
         return verdict, trouble
 
-    async def _ask_reference(self, row: SweRebenchRow, patch: bytes, verdict: Verdict) -> None:
+    async def _ask_reference(
+        self, row: SweRebenchRow, patch: bytes, verdict: Verdict, trouble: _NotJudgedError
+    ) -> None:
         reference = _encoded(row.patch)
         if patch.strip() == reference.strip() or not reference.strip():
             return
-        # Each row is asked once with success; a failure may be the machine's of the moment.
-        key = (row.instance_id, row.base_commit)
-        if key not in self._working_rows:
+        # Only a success is remembered; a failure may be the machine's of the moment.
+        passed = self._working_rows.get(row.digest)
+        memory_s = self.settings.reference_memory_s if trouble.for_a_while else math.inf
+        if passed is None or time.monotonic() - passed >= memory_s:
             other = Verdict()
-            trouble = await self._try(row, reference, None, other)
-            if trouble is not None or not other.resolved:
-                why = str(trouble) if trouble else other.reason
+            others_trouble = await self._try(row, reference, None, other)
+            if others_trouble is not None or not other.resolved:
+                why = str(others_trouble) if others_trouble else other.reason
                 verdict.reason += f"; the reference solution did not pass either ({why})"
                 return
             while len(self._working_rows) >= _REMEMBERED_ROWS:
                 self._working_rows.pop(next(iter(self._working_rows)))
-            self._working_rows[key] = None
+            self._working_rows[row.digest] = time.monotonic()
         verdict.evaluation_completed = True
         verdict.reason += "; with the reference solution the tests pass, so this is the patch's doing"
 
@@ -229,29 +252,32 @@ async def _apply(
 ) -> bool:
     """Apply the patch and the row's tests; return False when that settles the verdict."""
     tests = _encoded(row.test_patch)
-    if problem := await repository.apply(tests, check_only=True):
+    owned = patch_paths(tests)
+    if problem := await repository.apply(tests):
         raise _NotJudgedError(
             f"the row's own tests don't apply to its base commit: {problem}", again=False, patch_may_be_the_cause=False
         )
-    problem = await repository.apply(patch)
+    kept = await repository.keep_files(owned)
+    if problem := await repository.apply(tests, backwards=True):
+        raise RepositoryError(f"the row's own tests can't be taken back: {problem}")
+    problem = await repository.apply(patch, exactly=baseline is not None)
     if problem and baseline not in (None, repository.baseline):
         raise _NotJudgedError(
             f"the image differs from the one that the agent worked in, and the patch does not apply: {problem}",
             patch_may_be_the_cause=False,
         )
     verdict.patch_applied = not problem
-    if not problem:
-        problem = await repository.apply(tests)
-        if problem:
-            problem = f"the row's tests don't apply on top of it: {problem}"
     if problem:
-        verdict.reason = f"the patch does not apply: {problem}" if not verdict.patch_applied else problem
-    return not problem
+        verdict.reason = f"the patch does not apply: {problem}"
+        return False
+    await repository.put_files(owned, kept)
+    return True
 
 
 def _decide(verdict: Verdict, installed: SandboxExecResult | None, done: SandboxExecResult) -> None:
     statuses = {**verdict.fail_to_pass, **verdict.pass_to_pass}
-    not_passed = [f"{name} ({status})" for name, status in statuses.items() if not _is_pass(status)]
+    not_passed = [f"{name} ({status})" for name, status in verdict.fail_to_pass.items() if status not in _REPAIRED]
+    not_passed += [f"{name} ({status})" for name, status in verdict.pass_to_pass.items() if not _is_pass(status)]
     if done.timed_out:
         raise _NotJudgedError(f"tests timed out after {done.duration_s:.0f} s", timed_out=True)
     if not not_passed:
@@ -259,15 +285,30 @@ def _decide(verdict: Verdict, installed: SandboxExecResult | None, done: Sandbox
         verdict.reason = f"all {len(statuses)} tests passed"
         return
     if installed is not None and not installed.ok:
-        raise _NotJudgedError(f"the installation {_how_it_ended(installed)}")
-    if done.return_code in (None, _KILLED):
+        ended = _was_ended(installed) or installed.timed_out
+        raise _NotJudgedError(f"the installation {_how_it_ended(installed)}", for_a_while=ended)
+    if _was_ended(done):
         raise _NotJudgedError(f"the test command {_how_it_ended(done)}")
     if verdict.tests_reported == 0:
-        raise _NotJudgedError(f"the log reports no test; the test command {_how_it_ended(done)}")
+        raise _NotJudgedError(f"the log reports no test; the test command {_how_it_ended(done)}", for_a_while=False)
     if done.truncated and MISSING in statuses.values():
         raise _NotJudgedError("the log is too long: its middle is missing, and with it tests")
-    shown = ", ".join(not_passed[:10]) + (", ..." if len(not_passed) > 10 else "")
-    verdict.reason = f"{len(not_passed)} of {len(statuses)} tests did not pass: {shown}"
+    missing = [name for name, status in statuses.items() if status == MISSING]
+    if missing and not _FAILURES.intersection(statuses.values()):
+        # An earlier command may have been killed, or the one in front of a pipe, which no exit status tells.
+        raise _NotJudgedError(
+            f"no test failed, but {len(missing)} of {len(statuses)} are missing: {_listed(missing)}; "
+            f"the test command {_how_it_ended(done)}"
+        )
+    verdict.reason = f"{len(not_passed)} of {len(statuses)} tests did not pass: {_listed(not_passed)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def _was_ended(done: SandboxExecResult) -> bool:
+    return done.return_code in (None, _KILLED)
 
 
 def _encoded(patch: str) -> bytes:

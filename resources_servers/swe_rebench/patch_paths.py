@@ -1,5 +1,6 @@
 """Which files a git patch is about, read from its text alone."""
 
+import fnmatch
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -9,6 +10,27 @@ _SINGLE: Final = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r":
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _HUNK: Final = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAMED: Final = (b"rename from ", b"rename to ", b"copy from ", b"copy to ")
+
+_TEST_SETUP: Final = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("sitecustomize.py", "usercustomize.py", "*.pth", "noxfile.py", "manage.py", "Makefile", "Cargo.toml", "build.rs"),
+    *(
+        "go.mod",
+        "go.work",
+        "package.json",
+        "jest.config.*",
+        "vitest.config.*",
+        "vite.config.*",
+        ".mocharc*",
+        ".babelrc*",
+    ),
+)
+
+
+def is_test_setup(path: str) -> bool:
+    """Whether a file of this name says how tests are run, or is loaded before they are."""
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEST_SETUP)
 
 
 def patch_paths(patch: bytes) -> set[bytes]:

@@ -8,10 +8,12 @@ The tree of all files that then lie there, of those too that git does not track,
 it committed or staged makes no difference. Of this,
 
 - files that the repository ignores (build products, caches) are left out, unless the agent added them to the index,
-- files that the test patch owns are as in the baseline,
+- files that the test patch owns are as in the baseline; a patch that changes them nevertheless is refused,
 - nested repositories that the image brought, submodules among them, are left out with all they hold; of those that
   the agent made, the files count as any others,
 - what is no file and no symbolic link (a socket, a pipe, an empty folder) has no place in git and is left out.
+
+Files are taken byte by byte: the agent's `.gitattributes` convert nothing.
 
 **Whose code runs.** Only programs of the sandbox, in the sandbox; this machine's git never sees the agent's files.
 There, too, git works in a directory of its own outside of the repository, so that no hook, filter, alias, monitor or
@@ -33,12 +35,25 @@ from typing import Final, Self
 from nemo_gym.errors import NemoGymError
 from nemo_gym.sandbox import AsyncSandbox, SandboxExecResult
 from resources_servers.swe_rebench import git_scripts
+from resources_servers.swe_rebench.patch_paths import patch_paths
 
 GIT_TIMEOUT_S: Final = 300.0
+EXTRACT_TIMEOUT_S: Final = 60.0
+"""Shorter, as the agent can make it last."""
 
 _TREE_BYTES: Final = 512 * 2**20
 _SHOWN: Final = 1_000
 _OBJECT_NAME: Final = re.compile(r"[0-9a-f]{40,64}")
+_SIGNALS: Final = 128
+_TROUBLE: Final = re.compile(
+    r"no space left|out of diskspace|file system full|quota exceeded|cannot allocate memory"
+    r"|out of memory|memory exhausted|malloc failed|unable to mmap|too many open files|resource temporarily unavailable"
+    r"|cannot fork|unable to (?:fork|create thread)|input/output error|read-only file system|stale file handle"
+    r"|terminated by signal|\bkilled$|segmentation fault$|bus error$",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""What programs say when the machine is at fault and not the files; all scripts run with LC_ALL=C."""
+
 _GLOB: Final = re.compile(rb"([*?\[\]\\])")
 
 
@@ -47,16 +62,21 @@ class RepositoryError(NemoGymError):
 
     Args:
         problem: What failed.
-        timed_out: Whether it ran out of time, which says nothing about the repository.
+        of_the_machine: Whether it may be the machine's trouble, which says nothing about the repository: no time, space
+            or memory was left, or git was killed.
     """
 
-    def __init__(self, problem: str, *, timed_out: bool = False) -> None:
-        self.timed_out = timed_out
+    def __init__(self, problem: str, *, of_the_machine: bool = False) -> None:
+        self.of_the_machine = of_the_machine
         super().__init__(problem)
 
 
 class PatchTooLargeError(RepositoryError):
     """Raised when an agent's changes are larger than the limit."""
+
+
+class OwnedFilesError(RepositoryError):
+    """Raised when a patch changes files of the tests. Reading changes leaves those out, so something forged it."""
 
 
 class BaselineLostError(RepositoryError):
@@ -72,6 +92,7 @@ class Repository:
         directory: Where the repository is in it.
         base_commit: The full name of the base commit.
         baseline: The tree of the files that the agent starts from.
+        may_skip: Whether the image has files that git can't add, so that the agent's sandbox may have them too.
         nested: Nested repositories that the image brought, by their paths from `directory`.
         ignored: The repository's own list of ignored files that is no part of its files (`info/exclude`).
     """
@@ -80,6 +101,7 @@ class Repository:
     directory: str
     base_commit: str
     baseline: str
+    may_skip: bool = False
     nested: tuple[bytes, ...] = ()
     ignored: bytes = b""
 
@@ -108,10 +130,10 @@ class Repository:
         words[b"EXCLUDED"] = _excluded(nested)
         done = await _run(sandbox, git_scripts.BASELINE, words)
         _check(done, what)
-        baseline = done.stdout.strip()
+        baseline, _, skipped = done.stdout.strip().partition("\n")
         if not _OBJECT_NAME.fullmatch(baseline):
             raise RepositoryError(f"{what}: unexpected output {done.stdout[:_SHOWN]!r}")
-        return cls(sandbox, directory, commit, baseline, nested, ignored)
+        return cls(sandbox, directory, commit, baseline, bool(skipped), nested, ignored)
 
     async def extract_patch(self, owned: Iterable[bytes], max_bytes: int, pristine: Self | None = None) -> bytes:
         """Return the agent's changes as a patch; afterwards the sandbox should be stopped.
@@ -125,7 +147,8 @@ class Repository:
         Raises:
             BaselineLostError: The agent's `.git` does not have the objects; `pristine` is needed.
             PatchTooLargeError: The patch is larger than `max_bytes`.
-            RepositoryError: It failed otherwise, or ran out of time.
+            OwnedFilesError: The patch changes owned paths nevertheless.
+            RepositoryError: It failed otherwise, ran out of time, or left files out that it could not read.
         """
         pack = "" if pristine is None else await self._take_pack(await pristine.pack_baseline())
         baseline = self.baseline if pristine is None else pristine.baseline
@@ -138,11 +161,21 @@ class Repository:
             b"INFO_EXCLUDE": _word(self.ignored),
             b"NESTED": b"".join(b"-path %s -prune -o " % _word(_GLOB.sub(rb"\\\1", b"./" + it)) for it in self.nested),
             b"EXCLUDED": _excluded(self.nested),
+            b"MAY_SKIP": b"yes" if self.may_skip else b"no",
             b"RESET_OWNED": reset,
             b"LIMIT": str(max_bytes).encode(),
         }
         # base64 makes four letters and a bit of three bytes.
-        done = await _run(self.sandbox, git_scripts.EXTRACT, words, max_output_bytes=max_bytes * 3 // 2 + 10_000)
+        done = await _run(
+            self.sandbox,
+            git_scripts.EXTRACT,
+            words,
+            max_output_bytes=max_bytes * 3 // 2 + 10_000,
+            timeout_s=EXTRACT_TIMEOUT_S,
+        )
+        _check_machine(done, "the changes could not be read", EXTRACT_TIMEOUT_S)
+        if done.return_code == git_scripts.EXIT_SKIPPED:
+            raise RepositoryError(f"some files could not be read: {_end(done.stderr)}", of_the_machine=True)
         if done.return_code == git_scripts.EXIT_TOO_LARGE:
             raise PatchTooLargeError(f"the patch is {done.stdout.strip()[:20]} bytes long; the limit is {max_bytes}")
         if done.return_code == git_scripts.EXIT_NO_OBJECTS:
@@ -154,6 +187,10 @@ class Repository:
             raise RepositoryError(
                 f"the changes could not be read: {len(patch)} bytes came, {size[:20]!r} were announced"
             )
+        # Programs that the agent left running may have changed it on its way.
+        if touched := meeting_paths(patch_paths(patch), paths):
+            names = ", ".join(path.decode("utf-8", "replace") for path in touched[:10])
+            raise OwnedFilesError(f"the patch changes files of the tests: {names}")
         return patch
 
     async def pack_baseline(self) -> bytes:
@@ -163,46 +200,101 @@ class Repository:
         _check(done, "the baseline could not be packed")
         return _decoded(done.stdout)
 
-    async def apply(self, patch: bytes, *, check_only: bool = False) -> str | None:
+    async def apply(self, patch: bytes, *, exactly: bool = False, backwards: bool = False) -> str | None:
         """Apply a patch to the files, wholly or not at all; return None, or why it does not apply.
 
+        Args:
+            patch: The patch.
+            exactly: Whether it was taken by `extract_patch`, which reads files byte by byte. Others are written by the
+                repository's `.gitattributes`.
+            backwards: Whether to take it out again.
+
         Raises:
-            RepositoryError: It ran out of time.
+            RepositoryError: The machine was at fault.
         """
         if not patch.strip():
             return None
-        options = ["--check"] if check_only else []
+        attributes = git_scripts.EXACT_ATTRIBUTES if exactly else ""
+        options = ["-R"] if backwards else []
         done = await self.sandbox.exec(
-            ["sh", "-c", git_scripts.APPLY, "sh", self.directory, *options], stdin=patch, timeout_s=GIT_TIMEOUT_S
+            ["sh", "-c", git_scripts.APPLY, "sh", self.directory, attributes, *options],
+            stdin=patch,
+            timeout_s=GIT_TIMEOUT_S,
         )
         if done.ok:
             return None
-        if done.timed_out or done.return_code is None:
-            _check(done, "a patch could not be applied")
+        _check_machine(done, "a patch could not be applied")
         return _end(done.stderr) or f"git apply ended with {done.return_code}"
+
+    async def keep_files(self, paths: Iterable[bytes]) -> str:
+        """Copy files aside, for `put_files`; return where they are."""
+        listed = _words(sorted(paths))
+        if not listed:
+            return ""
+        words = {b"REPOSITORY": _word(self.directory.encode()), b"OWNED": listed}
+        done = await _run(self.sandbox, git_scripts.KEEP_OWNED, words)
+        _check(done, "the files of the tests could not be kept")
+        return done.stdout.removesuffix("\n")
+
+    async def put_files(self, paths: Iterable[bytes], kept: str) -> None:
+        """Make files what `keep_files` kept, whatever is in their place; those that it did not find are removed."""
+        listed = _words(sorted(paths))
+        if not listed:
+            return
+        words = {b"REPOSITORY": _word(self.directory.encode()), b"OWNED": listed, b"KEPT": _word(kept.encode())}
+        done = await _run(self.sandbox, git_scripts.PUT_OWNED, words)
+        _check(done, "the files of the tests could not be put in their place")
 
     async def _take_pack(self, pack: bytes) -> str:
         done = await self.sandbox.exec(
-            ["sh", "-c", git_scripts.TAKE_PACK], stdin=base64.b64encode(pack), timeout_s=GIT_TIMEOUT_S
+            ["sh", "-c", git_scripts.TAKE_PACK], stdin=base64.b64encode(pack), timeout_s=EXTRACT_TIMEOUT_S
         )
-        _check(done, "the baseline could not be brought back")
+        _check(done, "the baseline could not be brought back", EXTRACT_TIMEOUT_S)
         return done.stdout.strip()
 
 
 async def _run(
-    sandbox: AsyncSandbox, script: bytes, words: dict[bytes, bytes], max_output_bytes: int = 1_000_000
+    sandbox: AsyncSandbox,
+    script: bytes,
+    words: dict[bytes, bytes],
+    max_output_bytes: int = 1_000_000,
+    timeout_s: float = GIT_TIMEOUT_S,
 ) -> SandboxExecResult:
     text = git_scripts.PRELUDE + script
+    words = {b"EXACT": _word(git_scripts.EXACT_ATTRIBUTES.encode()), **words}
     # In one pass: what is put in may itself look like a place.
     text = re.sub(rb"@([A-Z_]+)@", lambda place: words[place[1]], text)
-    return await sandbox.exec(["sh", "-s"], stdin=text, timeout_s=GIT_TIMEOUT_S, max_output_bytes=max_output_bytes)
+    return await sandbox.exec(["sh", "-s"], stdin=text, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
 
 
-def _check(done: SandboxExecResult, problem: str) -> None:
+def meeting_paths(paths: Iterable[bytes], owned: Iterable[bytes]) -> list[bytes]:
+    """Return those of the paths that are owned, lie below an owned one, or are a folder of one."""
+    owned = set(owned)
+    folders = {b"/".join(parts[:n]) for parts in (path.split(b"/") for path in owned) for n in range(1, len(parts))}
+
+    def meets(path: bytes) -> bool:
+        parts = path.split(b"/")
+        return path in folders or any(b"/".join(parts[:n]) in owned for n in range(1, len(parts) + 1))
+
+    return sorted(path for path in paths if meets(path))
+
+
+def _check_machine(done: SandboxExecResult, problem: str, timeout_s: float = GIT_TIMEOUT_S) -> None:
+    """Raise an error if the machine was at fault, also where the script went on without what failed."""
     if done.timed_out:
-        raise RepositoryError(f"{problem} within {GIT_TIMEOUT_S:.0f} s", timed_out=True)
+        raise RepositoryError(f"{problem} within {timeout_s:.0f} s", of_the_machine=True)
+    if done.return_code is None or done.return_code > _SIGNALS or _TROUBLE.search(done.stderr):
+        raise RepositoryError(f"{problem}: {_ending(done)}", of_the_machine=True)
+
+
+def _check(done: SandboxExecResult, problem: str, timeout_s: float = GIT_TIMEOUT_S) -> None:
+    _check_machine(done, problem, timeout_s)
     if not done.ok:
-        raise RepositoryError(f"{problem}: {_end(done.stderr) or f'exit status {done.return_code}'}")
+        raise RepositoryError(f"{problem}: {_ending(done)}")
+
+
+def _ending(done: SandboxExecResult) -> str:
+    return _end(done.stderr) or f"exit status {done.return_code}"
 
 
 def _decoded(text: str) -> bytes:

@@ -4,6 +4,7 @@ The dataset's exports differ in small ways, all of which are read: lists of test
 `install` and `test_cmd` as one command or a list of them. Fields that nothing here needs are let through.
 """
 
+import hashlib
 import json
 import re
 from typing import Annotated, Any, Final
@@ -133,6 +134,12 @@ class SweRebenchRow(BaseModel):
         if not value:
             raise ValueError("names no test, so any work at all would be rewarded")
         return value
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that is said about the task, to tell one version of a row from another."""
+        fields = self.model_dump(include=set(SweRebenchRow.model_fields))
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
     def repository_name(self) -> str:

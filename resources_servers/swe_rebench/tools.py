@@ -111,7 +111,7 @@ async def run_command(
 async def read_file(repository: Repository, request: ReadFileRequest, *, max_chars: int) -> ReadFileResponse:
     """Return a file's lines, as text: what is no UTF-8 is replaced."""
     data = await repository.sandbox.read(_path(repository, request.path))
-    lines = data.decode("utf-8", "replace").splitlines(keepends=True)
+    lines = _lines(data.decode("utf-8", "replace"))
     content = "".join(lines[(request.start or 1) - 1 : request.end])
     return ReadFileResponse(content=content[:max_chars], lines=len(lines), truncated=len(content) > max_chars)
 
@@ -148,8 +148,14 @@ async def list_files(repository: Repository, request: ListFilesRequest) -> ListF
     )
     if done.stderr and not done.stdout:
         raise SandboxFileError(done.stderr.strip())
-    files = [name.removeprefix("./") for name in done.stdout.splitlines()]
+    files = [name.removeprefix("./") for name in done.stdout.split("\n") if name]
     return ListFilesResponse(files=files[:LISTED_FILES], truncated=done.truncated or len(files) > LISTED_FILES)
+
+
+def _lines(text: str) -> list[str]:
+    """Split as `grep -n` and `sed` count; `splitlines` would also split at form feeds and the like."""
+    *whole, last = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([last] if last else [])
 
 
 def _path(repository: Repository, path: str) -> str:

@@ -2,12 +2,19 @@
 
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from fastapi import FastAPI
 
 from nemo_gym.sandbox import AsyncSandbox, SandboxSpec, create_provider
+from nemo_gym.server_utils import ServerClient
+from resources_servers.swe_rebench.app import SweRebenchResourcesServer, SweRebenchResourcesServerConfig
 from resources_servers.swe_rebench.patches import Repository
+from resources_servers.swe_rebench.tests.serving import Build, sandboxes
 
 IMAGE = "a-bit-of-everything"
 
@@ -67,3 +74,26 @@ async def fresh(images_dir: Path, base_commit: str) -> AsyncIterator[Callable[[]
 
     yield start
     await provider.close()
+
+
+@pytest.fixture(scope="session")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture
+def build(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Build:
+    """Make a running server; its sandboxes have their folders in `tmp_path`, and none is left at its end."""
+    monkeypatch.setenv("NEMO_GYM_STATE_DIR", str(state))
+
+    @asynccontextmanager
+    async def running(**settings: Any) -> AsyncIterator[FastAPI]:
+        settings = {"sandbox_provider": {"type": "local", "root_dir": str(tmp_path)}, "test_timeout_s": 60, **settings}
+        config = SweRebenchResourcesServerConfig(host="", port=0, entrypoint="", name="swe", **settings)
+        server = SweRebenchResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
+        app = server.setup_webserver()
+        async with app.router.lifespan_context(app):
+            yield app
+        assert sandboxes(tmp_path) == []
+
+    return running

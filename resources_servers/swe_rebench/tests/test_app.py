@@ -2,89 +2,34 @@
 
 import asyncio
 import importlib
-import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 
 from nemo_gym.server_utils import ServerClient
 from resources_servers.swe_rebench.app import SweRebenchResourcesServer, SweRebenchResourcesServerConfig
+from resources_servers.swe_rebench.tests.serving import (
+    RESPONSE,
+    ROWS,
+    Build,
+    call,
+    client_of,
+    sandboxes,
+    seeded,
+    verify,
+)
 from resources_servers.swe_rebench.tools import TOOLS
 
 pytestmark = pytest.mark.anyio
-
-FOLDER = Path(__file__).parents[1]
-LINES = (FOLDER / "data" / "example.jsonl").read_text(encoding="utf-8").splitlines()
-ROWS = {row["instance_id"].split("__")[1].removesuffix("-1"): row for row in map(json.loads, LINES)}
-RESPONSE = {"id": "resp_1", "created_at": 0, "model": "test", "object": "response", "output": []}
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
-
-
-Build = Callable[..., Any]
-
-
-@pytest.fixture
-def build(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Build:
-    """Make a running server; its sandboxes have their folders in `tmp_path`, and none is left at its end."""
-    monkeypatch.setenv("NEMO_GYM_STATE_DIR", str(state))
-
-    @asynccontextmanager
-    async def running(**settings: Any) -> AsyncIterator[FastAPI]:
-        settings = {"sandbox_provider": {"type": "local", "root_dir": str(tmp_path)}, "test_timeout_s": 60, **settings}
-        config = SweRebenchResourcesServerConfig(host="", port=0, entrypoint="", name="swe", **settings)
-        server = SweRebenchResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
-        app = server.setup_webserver()
-        async with app.router.lifespan_context(app):
-            yield app
-        assert sandboxes(tmp_path) == []
-
-    return running
-
-
-def sandboxes(root: Path) -> list[Path]:
-    return list(root.glob("sb-*"))
-
-
-def client_of(app: FastAPI) -> httpx2.AsyncClient:
-    """A client with cookies of its own, which is one session."""
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://swe", timeout=120)
-
-
-async def seeded(app: FastAPI, row: dict[str, Any]) -> httpx2.AsyncClient:
-    client = client_of(app)
-    reply = await client.post("/seed_session", json=row)
-    assert reply.status_code == 200, reply.text
-    assert reply.json()["handle"]["provider"] == "local"
-    assert reply.json()["workdir"]
-    return client
-
-
-async def call(client: httpx2.AsyncClient, tool: str, **arguments: Any) -> Any:
-    reply = await client.post(f"/{tool}", json=arguments)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-async def verify(client: httpx2.AsyncClient, row: dict[str, Any]) -> Any:
-    reply = await client.post("/verify", json={**row, "response": RESPONSE})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 INSTRUCTION = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
@@ -184,7 +129,6 @@ async def test_a_patch_that_does_not_apply_is_judged(build: Build) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"image_name": "no-such-image"}, "no-such-image"),
         ({"test_patch": ROWS["pantry"]["test_patch"]}, "the row's own tests don't apply to its base commit"),
         ({"install_config": {"test_cmd": "true", "log_parser": "go"}}, "the reference solution did not pass either"),
         (
@@ -195,7 +139,7 @@ async def test_a_patch_that_does_not_apply_is_judged(build: Build) -> None:
 )
 async def test_what_can_not_be_judged_is_no_reward(build: Build, changes: dict[str, Any], reason: str) -> None:
     async with build() as app:
-        client = await seeded(app, ROWS["tally"])
+        client = await seeded(app, {**ROWS["tally"], **changes})
         await call(client, "write_file", path="more.txt", content="x")
         reply = await client.post("/verify", json={**ROWS["tally"], **changes, "response": RESPONSE})
         assert reply.status_code == 503
@@ -353,6 +297,12 @@ async def test_an_agents_large_patch_is_judged_nought(build: Build) -> None:
         verdict = await verify(client, ROWS["tally"])
     assert (verdict["reward"], verdict["evaluation_completed"], verdict["model_patch"]) == (0.0, True, None)
     assert "the limit is 1000" in verdict["reason"]
+
+
+async def test_the_reply_to_a_seed_lists_the_tools_for_agents_that_offer_them(build: Build) -> None:
+    async with build() as app:
+        reply = await client_of(app).post("/seed_session", json=ROWS["tally"])
+        assert reply.json()["tools"] == TOOLS
 
 
 def test_rows_offer_the_tools_that_the_server_has() -> None:

@@ -84,14 +84,58 @@ async def test_a_sandbox_lost_in_the_tests_is_the_patchs_doing_only_if_the_refer
     assert verdict.reason.startswith("the sandbox was lost: ")
     assert verdict.reason.endswith("so this is the patch's doing")
     assert len(set(started)) == 3
-    verdict = await judge.judge(row(f"{KILL}; sleep 60"), NOTHING)
-    # The reference has passed once already, and is not asked again.
-    assert verdict.evaluation_completed
-    judge, started = failing(sandboxes, 0)
+    # For a while the reference vouches for this row, and is not asked again; for no other row it does.
+    assert (await judge.judge(row(f"if [ -e n.txt ]; then {KILL}; sleep 60; fi"), NOTHING)).evaluation_completed
+    assert len(set(started)) == 5
+    started.clear()
     verdict = await judge.judge(row(f"{KILL}; sleep 60"), NOTHING)
     assert not verdict.evaluation_completed
     assert "the reference solution did not pass either (the sandbox was lost" in verdict.reason
     assert len(set(started)) == 3
+
+
+async def test_a_machine_that_worked_once_is_asked_again_when_it_kills_tests(sandboxes: Sandboxes) -> None:
+    judge, started = failing(sandboxes, 0)
+    judge.settings = JudgeSettings(test_timeout_s=60, attempts=1, reference_memory_s=0)
+    killed = row("[ ! -e n.txt ] || exec sh -c 'kill -9 $$'")
+    for _ in range(2):
+        assert (await judge.judge(killed, NOTHING)).evaluation_completed
+    assert len(started) == 4
+    # That nothing was reported is laid at the patch's door by what passed once.
+    silent = row("[ ! -e n.txt ] || exit 1")
+    for _ in range(2):
+        assert (await judge.judge(silent, NOTHING)).reason.startswith("the log reports no test; ")
+    assert len(started) == 7
+
+
+@pytest.mark.parametrize("signal", [9, 11])
+async def test_tests_that_are_missing_while_none_failed_are_no_verdict(sandboxes: Sandboxes, signal: int) -> None:
+    config = {
+        "test_cmd": [f"echo 'test_z (z.Z) ... ok'; sh -c 'kill -{signal} $$'", "echo report done"],
+        "log_parser": "unittest",
+    }
+    everywhere = SweRebenchRow.model_validate({**TALLY, "install_config": config})
+    judge, started = failing(sandboxes, 0)
+    verdict = await judge.judge(everywhere, NOTHING)
+    assert (verdict.evaluation_completed, verdict.attempts, len(started)) == (False, 2, 3)
+    assert verdict.reason.startswith("no test failed, but 3 of 3 are missing: test_")
+    # Where a test failed, the tests decide.
+    failed = f"echo '{TALLY['FAIL_TO_PASS'][0]} ... FAIL'"
+    config["test_cmd"] = [failed]
+    verdict = await judge.judge(SweRebenchRow.model_validate({**TALLY, "install_config": config}), NOTHING)
+    assert (verdict.evaluation_completed, verdict.attempts, verdict.resolved) == (True, 1, False)
+
+
+async def test_a_patch_of_the_tests_that_nobody_recognised_does_not_change_them(sandboxes: Sandboxes) -> None:
+    judge, _ = failing(sandboxes, 0)
+    harmless = b"def total(a, b):\n+    return {(3, 1): 0, (1, 4): 10, (7, 7): 7}[a, b]"
+    forged = (
+        b"diff --git a/tests/test_ranges.py b/tests/test_ranges.py\n--- a/tests/test_ranges.py\n"
+        b"+++ b/tests/test_ranges.py\n@@ -1,4 +1,5 @@\n import unittest\n \n-from tally import total\n+%s\n \n"
+    ) % harmless
+    verdict = await judge.judge(row(), forged)
+    assert (verdict.patch_applied, verdict.resolved) == (True, False)
+    assert verdict.reason.startswith("2 of 3 tests did not pass")
 
 
 async def test_running_out_of_time_is_tried_once_and_counts_unless_the_reference_does_too(sandboxes: Sandboxes) -> None:

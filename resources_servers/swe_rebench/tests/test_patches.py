@@ -1,7 +1,9 @@
 """Takes patches out of real sandboxes, whatever the agent did to the repository, and puts them into others."""
 
 import asyncio
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,7 @@ LIMIT = 1_000_000
 
 # All files with their kinds, modes and contents, but what a patch leaves out.
 STATE = r"""
-find . \( -name .git -o -path ./build -o -path ./vendor/inner -o -name '*.log' \) -prune -o \( -type f -o -type l \) \
+find . \( -iname .git -o -path ./build -o -path ./vendor/inner -o -name '*.log' \) -prune -o \( -type f -o -type l \) \
     -print0 | LC_ALL=C sort -z | while IFS= read -r -d '' f; do
         if [ -L "$f" ]; then k="link $(readlink "$f")"; elif [ -x "$f" ]; then k=x; else k=-; fi
         printf '%q %s %s\n' "$f" "$k" "$([ -L "$f" ] || sha1sum < "$f")"
@@ -54,8 +56,8 @@ CHANGES = {
         touch -- $'bad\xff' 'a*b' ':(top)x' '$HOME' '`id`' '@TREE@'; mkdir -- $'-d\n'; echo x > $'./-d\n/f'""",
     "odd things": "mkfifo pipe; mkdir hollow; echo s > .gitmodules; echo '* -text diff=x filter=y' > .gitattributes; "
     r"printf 'a\r\nb\n' > crlf.txt; echo changed > untracked.txt; echo more > vendor/inner/v.txt; echo o > vendor/out; "
-    "mkdir own; cd own; git init -q .; echo o > o.txt; git add -A; git commit -qm o; mkdir in; cd in; "
-    "git init -q .; echo i > i.txt",
+    "mkdir lib/.GIT; echo x > lib/.GIT/y; mkdir own; cd own; git init -q .; echo o > o.txt; git add -A; "
+    "git commit -qm o; mkdir in; cd in; git init -q .; echo i > i.txt",
     "no .git": "sed -i s/two/2/ text.txt; echo n > n.txt; rm -rf .git; echo 'gitdir: /nowhere' > .git",
     "broken .git": "sed -i s/two/2/ text.txt; rm data.bin; rm -rf .git/objects/pack .git/HEAD; echo x > .git/index",
     "all gone": "find . -mindepth 1 -maxdepth 1 ! -name vendor -exec rm -rf {} +",
@@ -181,6 +183,34 @@ async def test_a_patch_that_does_not_apply_changes_nothing_and_says_why(fresh: F
         problem = await repository.apply(patch)
         assert problem
         assert await run(repository, STATE) == before
+
+
+async def test_files_that_a_checkout_converts_are_compared_as_they_lie(tmp_path: Path) -> None:
+    image = tmp_path / "converted"
+    build = (
+        "git init -q --template= $1; cd $1; echo '*.txt text eol=crlf' > .gitattributes; printf 'a\\nb\\n' > x.txt; "
+        "git add -A; git -c user.name=a -c user.email=a@b commit -qm base; rm x.txt; git checkout -q .; cat x.txt; "
+        "git rev-parse HEAD"
+    )
+    command = ["sh", "-c", build, "sh", str(image)]
+    done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    text, _, commit = done.stdout.strip().rpartition(b"\n")
+    assert text == b"a\r\nb\r"
+    config = {"type": "local", "images_dir": str(tmp_path)}
+    patch = b"diff --git a/x.txt b/x.txt\n--- a/x.txt\n+++ b/x.txt\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+    async with AsyncSandbox(config, SandboxSpec(image="converted")) as sandbox:
+        repository = await Repository.prepare(sandbox, sandbox.workdir, commit.decode())
+        assert await repository.extract_patch([], LIMIT) == b""
+        # The dataset's patches are of the files in git.
+        assert await repository.apply(patch) is None
+        assert await sandbox.read(f"{repository.directory}/x.txt") == b"a\r\nc\r\n"
+        assert await repository.apply(patch, backwards=True) is None
+        assert await sandbox.read(f"{repository.directory}/x.txt") == b"a\r\nb\r\n"
+        await run(repository, "printf 'a\\nd\\r\\n' > x.txt")
+        own = await repository.extract_patch([], LIMIT)
+        await run(repository, "printf 'a\\r\\nb\\r\\n' > x.txt")
+        assert await repository.apply(own, exactly=True) is None
+        assert await sandbox.read(f"{repository.directory}/x.txt") == b"a\nd\r\n"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from resources_servers.swe_rebench import repositories
+from resources_servers.swe_rebench import prepare_rows, repositories
+from resources_servers.swe_rebench.app import SweRebenchVerifyRequest
 from resources_servers.swe_rebench.rows import SweRebenchRow
+from resources_servers.swe_rebench.tests.serving import RESPONSE
+from resources_servers.swe_rebench.tools import TOOLS
 
 FOLDER = Path(__file__).parents[1]
 ROWS = [json.loads(line) for line in (FOLDER / "data" / "example.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -84,3 +87,37 @@ def test_images_are_built_once_with_the_commits_of_the_rows(tmp_path: Path) -> N
     done = subprocess.run(history, cwd=image, check=True, capture_output=True, text=True)
     assert "Fix what was wrong" in done.stdout
     assert repositories.sources_fingerprint() == repositories.sources_fingerprint()
+
+
+def test_bare_rows_of_the_dataset_get_a_prompt_and_the_tools(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    whole = {**PLAIN, "responses_create_params": {"input": "mine"}}
+    source.write_text(f"{json.dumps(PLAIN)}\n\n{json.dumps(whole)}\n", encoding="utf-8")
+    assert prepare_rows.main([str(source), str(target)]) == 0
+    first, second = map(json.loads, target.read_text(encoding="utf-8").splitlines())
+    params = first.pop("responses_create_params")
+    assert (first, second) == (PLAIN, whole)
+    assert "owner/name" in params["input"][0]["content"]
+    assert params["input"][0]["content"].endswith("\n\nIt is broken.")
+    request = SweRebenchVerifyRequest.model_validate({**first, "responses_create_params": params, "response": RESPONSE})
+    assert request.responses_create_params.model_dump(exclude_unset=True)["tools"] == TOOLS
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "in.jsonl, line 1: no JSON"),
+        ("[1]", "in.jsonl, line 1: expected an object, not [1]"),
+        (json.dumps({**PLAIN, "problem_statement": " "}), "owner__name-1 has no problem_statement"),
+        (json.dumps({**PLAIN, "FAIL_TO_PASS": []}), "owner__name-1 can't be judged: FAIL_TO_PASS: "),
+        ("{}", "a row without instance_id can't be judged: instance_id: Field required"),
+    ],
+)
+def test_rows_that_can_not_be_prepared_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, problem: str
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(text, encoding="utf-8")
+    assert prepare_rows.main([str(source), str(target)]) == 1
+    assert problem in caplog.text
+    assert not target.exists()
