@@ -66,7 +66,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 async def make(isolation: str, root: Path) -> AsyncIterator[Start]:
     """Starts sandboxes; afterwards no process, folder, descriptor, child or task of them may be left."""
-    before = open_descriptors()
+    before, children_before = open_descriptors(), children()
     started: list[AsyncSandbox] = []
 
     async def start(settings: dict[str, Any] | None = None, **spec: Any) -> AsyncSandbox:
@@ -80,7 +80,7 @@ async def make(isolation: str, root: Path) -> AsyncIterator[Start]:
     for sandbox in started:
         await sandbox.stop()
     await asyncio.sleep(0)  # transports close in the next turn of the loop
-    assert (open_descriptors() - before, tasks(), children()) == (set(), [], set())
+    assert (open_descriptors() - before, tasks(), children() - children_before) == (set(), [], set())
     assert folders(root) == []
     assert processes_below(root) == []
 
