@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from nemo_gym.sandbox import SandboxResources, SandboxStatus, SandboxStoppedError, local_sandbox
-from tests.unit_tests.sandbox.conftest import Start, guard_of, until, until_output
+from tests.e2e.sandbox.conftest import Start, guard_of, until, until_output
 
 OURS = f"61.{os.getpid()}"
 """Seconds that no other process of this machine sleeps for."""

@@ -17,7 +17,7 @@ import pytest
 import nemo_gym
 from nemo_gym.sandbox import AsyncSandbox
 from nemo_gym.sandbox.isolation import find_bubblewrap
-from tests.unit_tests.sandbox.conftest import Start
+from tests.e2e.sandbox.conftest import Start
 
 INSTALLED = """
 import asyncio, json, sys

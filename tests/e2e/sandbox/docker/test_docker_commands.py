@@ -12,9 +12,9 @@ import pytest
 from nemo_gym.sandbox import SandboxError, SandboxStatus, SandboxStoppedError
 from nemo_gym.sandbox.docker import sandbox as docker_sandbox
 from nemo_gym.sandbox.docker.commands import MarkedOutput
-from tests.unit_tests.sandbox.conftest import until, until_output
-from tests.unit_tests.sandbox.docker.conftest import Make
-from tests.unit_tests.sandbox.docker.engine_stand_in import JOIN, Call, Container, StandIn, first_child
+from tests.e2e.sandbox.conftest import until, until_output
+from tests.e2e.sandbox.docker.conftest import Make
+from tests.e2e.sandbox.docker.engine_stand_in import JOIN, Call, Container, StandIn, first_child
 
 OURS = f"62.{os.getpid()}"
 """Seconds that no other process of this machine sleeps for."""

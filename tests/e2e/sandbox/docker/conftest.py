@@ -11,8 +11,8 @@ import pytest
 
 from nemo_gym.sandbox import AsyncSandbox, SandboxSpec
 from nemo_gym.sandbox.folders import marked
-from tests.unit_tests.sandbox.conftest import open_descriptors, tasks, until
-from tests.unit_tests.sandbox.docker.engine_stand_in import StandIn, own_numbers
+from tests.e2e.sandbox.conftest import open_descriptors, tasks, until
+from tests.e2e.sandbox.docker.engine_stand_in import StandIn, own_numbers
 
 Make = Callable[..., Any]
 

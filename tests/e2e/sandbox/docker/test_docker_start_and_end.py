@@ -23,10 +23,10 @@ from nemo_gym.sandbox import (
 from nemo_gym.sandbox.docker import owners
 from nemo_gym.sandbox.folders import marked
 from nemo_gym.sandbox.providers.docker import DockerProvider
-from tests.unit_tests.sandbox.conftest import tasks, until
-from tests.unit_tests.sandbox.docker.conftest import Make
-from tests.unit_tests.sandbox.docker.engine_stand_in import Call, Container, StandIn
-from tests.unit_tests.sandbox.docker.faults import hang, refuse
+from tests.e2e.sandbox.conftest import tasks, until
+from tests.e2e.sandbox.docker.conftest import Make
+from tests.e2e.sandbox.docker.engine_stand_in import Call, Container, StandIn
+from tests.e2e.sandbox.docker.faults import hang, refuse
 
 
 async def test_a_container_is_created_closed_and_limited(make: Make, daemon: StandIn) -> None:

@@ -13,10 +13,10 @@ import pytest
 from nemo_gym.sandbox import SandboxFileError, SandboxFileNotFoundError, SandboxStoppedError
 from nemo_gym.sandbox.docker.archive import Entry, PathStat, pack
 from nemo_gym.sandbox.docker.files import aiter_of
-from tests.unit_tests.sandbox.conftest import until_output
-from tests.unit_tests.sandbox.docker.conftest import Make
-from tests.unit_tests.sandbox.docker.engine_stand_in import Call, StandIn
-from tests.unit_tests.sandbox.docker.faults import hang, refuse
+from tests.e2e.sandbox.conftest import until_output
+from tests.e2e.sandbox.docker.conftest import Make
+from tests.e2e.sandbox.docker.engine_stand_in import Call, StandIn
+from tests.e2e.sandbox.docker.faults import hang, refuse
 
 
 async def test_what_is_written_is_read_again(make: Make, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from nemo_gym.errors import ConfigError
 from nemo_gym.sandbox import AsyncSandbox, SandboxCreateError, SandboxSpec
 from nemo_gym.sandbox.docker.engine import Engine, EngineError, daemon_host
-from tests.unit_tests.sandbox.conftest import until_output
+from tests.e2e.sandbox.conftest import until_output
 
 IMAGE = os.environ.get("NEMO_GYM_TEST_DOCKER_IMAGE", "debian:stable-slim")
 OURS = "sleep 6789"

@@ -13,10 +13,10 @@ from nemo_gym.sandbox import AsyncSandbox, SandboxCreateError, SandboxError, San
 from nemo_gym.sandbox.docker import sandbox as docker_sandbox
 from nemo_gym.sandbox.docker.engine import Engine, EngineError, Stream, daemon_host
 from nemo_gym.sandbox.providers.docker import DockerCreateConfig
-from tests.unit_tests.sandbox.conftest import until
-from tests.unit_tests.sandbox.docker.conftest import Make
-from tests.unit_tests.sandbox.docker.engine_stand_in import StandIn
-from tests.unit_tests.sandbox.docker.faults import hang, hang_up, mumble, refuse
+from tests.e2e.sandbox.conftest import until
+from tests.e2e.sandbox.docker.conftest import Make
+from tests.e2e.sandbox.docker.engine_stand_in import StandIn
+from tests.e2e.sandbox.docker.faults import hang, hang_up, mumble, refuse
 
 
 def test_the_address_is_configured_or_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from nemo_gym.sandbox import (
 )
 from nemo_gym.sandbox.folders import create_folder, prepare_root, sweep
 from nemo_gym.sandbox.local_sandbox import uninterrupted
-from tests.unit_tests.sandbox.conftest import (
+from tests.e2e.sandbox.conftest import (
     Start,
     folders,
     guard_of,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_gym.sandbox import AsyncSandbox, SandboxFileError, SandboxFileNotFoundError
-from tests.unit_tests.sandbox.conftest import Start, until_output
+from tests.e2e.sandbox.conftest import Start, until_output
 
 
 async def test_what_is_written_is_read_again(make: Start, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tests.unit_tests.sandbox.docker.engine_stand_in import Call, answer
+from tests.e2e.sandbox.docker.engine_stand_in import Call, answer
 
 
 async def hang(call: Call) -> bool:
