@@ -25,6 +25,7 @@ from nemo_gym.mcp_auto_exposure import (
     session_token_serializer,
 )
 from nemo_gym.mcp_auto_exposure.hosts import checked_host, checked_origin
+from nemo_gym.mcp_auto_exposure.session_replies import REPLY_KEY
 from nemo_gym.metrics import compute_aggregate_metrics
 from nemo_gym.openai_utils import (
     NeMoGymResponse as NeMoGymResponse,
@@ -38,8 +39,7 @@ from nemo_gym.server.session_end import (
 )
 from nemo_gym.tool_names import is_tool_name as is_tool_name
 
-NEMO_GYM_MCP_METADATA_KEY: Final = "mcp"
-"""The field of the `/seed_session` reply that tells how to reach the session's tools over MCP."""
+NEMO_GYM_MCP_METADATA_KEY: Final = REPLY_KEY
 
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):

@@ -50,6 +50,11 @@ class ToolReply:
         return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
 
 
+_BROKEN_OFF: Final = ToolReply(
+    502, ((b"content-type", _JSON),), b'{"detail": "The tool broke off its reply; it may have run."}'
+)
+
+
 class RouteCalls:
     """The calls that one MCP request makes; each lasts until what it does after its reply is done too.
 
@@ -165,8 +170,7 @@ class _Call:
             logger.exception("%s failed", scope["path"])
             self._finish(ToolReply(500, ((b"content-type", b"text/plain"),), b"Internal Server Error"))
         finally:
-            detail = {"detail": "The tool broke off its reply; it may have run."}
-            self._finish(ToolReply(502, ((b"content-type", _JSON),), json.dumps(detail).encode()))
+            self._finish(_BROKEN_OFF)
             self._over.set()
 
     async def _receive(self) -> Message:

@@ -25,7 +25,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, Tool
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym import __version__
@@ -42,6 +42,7 @@ from nemo_gym.mcp_auto_exposure.tokens import (
     SessionToken,
     read_token,
 )
+from nemo_gym.server.middleware import stopping_reply
 from nemo_gym.server.session_signing import SessionSerializer
 from nemo_gym.session_routing import (
     SESSION_OWNER_KEY,
@@ -202,7 +203,7 @@ class MCPEndpoint:
             await exchange.calls.ended()
         except asyncio.CancelledError:
             # The server is stopping and the grace is over, or the client is gone and sees no reply.
-            stopping = _stopping_reply(self._name)
+            stopping = stopping_reply(self._name)
             await reply_to.end(self._told(stopping, body), jsonrpc_error_reply(body, stopping), scope, receive)
             raise
         finally:
@@ -314,10 +315,6 @@ def _lost_reason(token: SessionToken | InvalidTokenError, scope: Scope) -> LostR
     if isinstance(token, SessionToken) and token.owner is not None and routing is None:
         return LostReason.WORKER_GONE
     return None
-
-
-def _stopping_reply(name: str) -> Response:
-    return JSONResponse({"detail": f"{name} is stopping; this request may have run"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _exchange_of(context: ServerRequestContext[Any, Any]) -> _Exchange:

@@ -20,7 +20,7 @@ from nemo_gym.tool_names import normalize_tool_name
 MCP_PATH: Final = "/mcp"
 TRANSPORT: Final = "streamable_http"
 REPLY_KEY: Final = "mcp"
-"""The field of the `/seed_session` reply."""
+"""The field of the `/seed_session` reply that tells how to reach the session's tools over MCP."""
 
 logger = logging.getLogger(__name__)
 

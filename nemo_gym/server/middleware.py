@@ -76,8 +76,7 @@ class ErrorReplyMiddleware:
         except asyncio.CancelledError:
             # The server is stopping and the grace is over, or the client is gone and sees no reply.
             if not started:
-                detail = f"{self.server_name} is stopping; this request may have run"
-                await _json_reply(503, {"detail": detail})(scope, receive, send)
+                await stopping_reply(self.server_name)(scope, receive, send)
             raise
         except ClientDisconnect:
             logger.info("%s: %s %s: the client went away", self.server_name, scope["method"], scope["path"])
@@ -201,6 +200,11 @@ class _DisconnectWatch:
                 return
         if self._application_reads == 0 and not self._answered:
             self._cancelled_handler = self._handler.cancel()
+
+
+def stopping_reply(server_name: str) -> Response:
+    """Return the reply to a request that is still under way when its server's grace ends."""
+    return _json_reply(503, {"detail": f"{server_name} is stopping; this request may have run"})
 
 
 def upstream_error_reply(server_name: str, error: aiohttp.ClientResponseError) -> Response:
