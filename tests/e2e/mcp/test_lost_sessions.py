@@ -45,7 +45,21 @@ async def clients_of(session: Episode, scripts: Path) -> AsyncIterator[dict[str,
             callers[name] = await stack.enter_async_context(calling(KINDS[name], session.target, scripts))
             assert (await callers[name].connect()).error is None
             assert (await call(callers[name], "add", amount=1)).text
+            await until_idle(callers[name], KINDS[name])
         yield callers
+
+
+async def until_idle(caller: Caller, kind: Kind) -> None:
+    """Wait until a client is done: a legacy one also asks, unbidden and when it likes, for a stream it does not get."""
+
+    async def is_idle() -> bool:
+        exchanges = await caller.exchanges()
+        has_asked = kind.version != LEGACY or any(it.method == "GET" for it in exchanges)
+        return has_asked and all(it.status is not None for it in exchanges)
+
+    async with asyncio.timeout(AT_ONCE):
+        while not await is_idle():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.02)
 
 
 async def orders_after_loss(caller: Caller, kind: Kind) -> list[Outcome]:
@@ -111,11 +125,15 @@ async def test_as_a_json_rpc_error_the_text_reaches_every_clients_caller(servers
 
 @pytest.mark.promise("died-after-taking")
 async def test_of_a_call_in_flight_the_caller_learns_that_it_may_have_run(servers: Servers, typescript: Path) -> None:
-    async with episode(servers, "jsonrpc_probe") as session, clients_of(session, typescript) as callers:
+    async with (
+        episode(servers, "jsonrpc_probe") as session,
+        clients_of(session, typescript) as callers,
+        AsyncExitStack() as stack,
+    ):
         owner = session.owning_process
         (other,) = set(servers.workers("jsonrpc_probe").values()) - {owner}
         with frozen(owner):
-            calls = {name: waiting(name, caller) for name, caller in callers.items()}
+            calls = await stack.enter_async_context(long_calls(callers))
             await until(lambda: client_connections(other) == len(calls))
         await until_all_began(session)
         await session.lose_owner()
@@ -130,10 +148,14 @@ async def test_of_a_call_in_flight_the_caller_learns_that_it_may_have_run(server
 async def test_a_connection_to_the_dead_worker_itself_breaks_whatever_the_setting(
     servers: Servers, typescript: Path
 ) -> None:
-    async with episode(servers, "jsonrpc_probe") as session, clients_of(session, typescript) as callers:
+    async with (
+        episode(servers, "jsonrpc_probe") as session,
+        clients_of(session, typescript) as callers,
+        AsyncExitStack() as stack,
+    ):
         (other,) = set(servers.workers("jsonrpc_probe").values()) - {session.owning_process}
         with frozen(other):
-            calls = {name: waiting(name, caller) for name, caller in callers.items()}
+            calls = await stack.enter_async_context(long_calls(callers))
             await until_all_began(session)
         await session.lose_owner()
         for name, in_flight in calls.items():
@@ -149,8 +171,16 @@ async def test_a_connection_to_the_dead_worker_itself_breaks_whatever_the_settin
                 assert_told(await call(caller, "add", amount=1), KINDS[name])
 
 
-def waiting(label: str, caller: Caller) -> asyncio.Task[Outcome]:
-    return asyncio.create_task(call(caller, "wait", label=label, seconds=600))
+@asynccontextmanager
+async def long_calls(callers: dict[str, Caller]) -> AsyncIterator[dict[str, asyncio.Task[Outcome]]]:
+    """Have every client call a tool that outlasts the test; a call still in flight at the end is given up."""
+    calls = {name: asyncio.create_task(call(it, "wait", label=name, seconds=600)) for name, it in callers.items()}
+    try:
+        yield calls
+    finally:
+        for in_flight in calls.values():
+            in_flight.cancel()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
 
 
 async def until_all_began(session: Episode) -> None:
