@@ -31,7 +31,7 @@ class WireModel(BaseModel):
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        return key in type(self).model_fields or key in (self.model_extra or ())
+        return key in type(self).__pydantic_fields__ or key in (self.model_extra or ())
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the field `key`, or `default` where the object has none."""
@@ -40,14 +40,14 @@ class WireModel(BaseModel):
 
 def as_plain(value: Any) -> Any:
     """Return a foreign pydantic model (such as the `openai` package's) as a dict, anything else as it is."""
-    if isinstance(value, BaseModel) and not isinstance(value, WireModel):
+    if type(value) is not dict and isinstance(value, BaseModel) and not isinstance(value, WireModel):
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return value
 
 
 def as_dict(value: Any) -> Any:
     """Return any pydantic model as a plain dict of the fields it was given, and anything else as it is."""
-    if isinstance(value, BaseModel):
+    if type(value) is not dict and isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return value
 

@@ -6,7 +6,7 @@ Field names and meanings follow https://platform.openai.com/docs/api-reference/r
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -103,6 +103,8 @@ def _content_tag(value: Any) -> str:
 
 
 def _field(value: Any, key: str) -> Any:
+    if type(value) is dict:
+        return value.get(key)
     return value.get(key) if isinstance(value, (Mapping, WireModel)) else None
 
 
@@ -248,6 +250,9 @@ def _item_tag(value: Any) -> str:
     A message without a `type` is still a message. What the assistant said is an output message when it has an
     id and parts; the short form has no id.
     """
+    known = _TAG_OF_CLASS.get(type(value))
+    if known is not None:
+        return known
     kind = _field(value, "type")
     if kind in _TYPES:
         tag = str(kind)
@@ -294,6 +299,9 @@ _AnyItem: TypeAlias = (
     | Annotated[NeMoGymResponseReasoningItemForTraining, Tag("reasoning_for_training")]
     | Annotated[NeMoGymUnknownItem, Tag("unknown")]
 )
+
+# What has been parsed already tells by its class; both validation and serialisation ask.
+_TAG_OF_CLASS: Final[dict[type, str]] = {part.__origin__: part.__metadata__[0].tag for part in get_args(_AnyItem)}
 
 NeMoGymResponseInputItem: TypeAlias = Annotated[_AnyItem, Discriminator(_item_tag), BeforeValidator(as_plain)]
 """One item of a request's `input`."""

@@ -49,9 +49,11 @@ class NeMoGymResponseUsage(WireModel):
 
     always_sent = ("input_tokens_details", "output_tokens_details")
     input_tokens: int
-    input_tokens_details: NeMoGymResponseInputTokensDetails = NeMoGymResponseInputTokensDetails()
+    input_tokens_details: NeMoGymResponseInputTokensDetails = Field(default_factory=NeMoGymResponseInputTokensDetails)
     output_tokens: int
-    output_tokens_details: NeMoGymResponseOutputTokensDetails = NeMoGymResponseOutputTokensDetails()
+    output_tokens_details: NeMoGymResponseOutputTokensDetails = Field(
+        default_factory=NeMoGymResponseOutputTokensDetails
+    )
     total_tokens: int
 
 

@@ -30,6 +30,9 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.description))
+
 
 @dataclass
 class Call:

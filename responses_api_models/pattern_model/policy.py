@@ -12,15 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from responses_api_models.pattern_model.arithmetic import solve_sum
 from responses_api_models.pattern_model.conversation import Conversation, Tool
 from responses_api_models.pattern_model.editing import asks_for_edits, failure_of, plan_edits
-from responses_api_models.pattern_model.loops import read_loop
+from responses_api_models.pattern_model.loops import Loop, read_loop
 from responses_api_models.pattern_model.planning import CannotTellError, Planner, Step
 from responses_api_models.pattern_model.reading import Clause, clauses, tokenize
 from responses_api_models.pattern_model.tools import ToolShape, shape_of
+
+_INSTRUCTIONS_KEPT: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,14 @@ def decide(conversation: Conversation) -> Decision:
     try:
         if not conversation.tools:
             return Decision(text=_without_tools(conversation))
-        loop = None if edits else read_loop(conversation.instruction, _shapes(conversation.tools))
-        if loop is not None:
-            step = loop.next(conversation.calls)
-            return Decision(steps=[step]) if step else Decision(text=_report(conversation))
-        make = plan_edits if edits else make_plan
-        plan = make(conversation.instruction, conversation.tools)
+        if edits:
+            plan: Sequence[Step] = plan_edits(conversation.instruction, conversation.tools)
+        else:
+            asked = _asked_for(conversation.instruction, tuple(conversation.tools))
+            if isinstance(asked, Loop):
+                step = asked.next(conversation.calls)
+                return Decision(steps=[step]) if step else Decision(text=_report(conversation))
+            plan = asked
     except CannotTellError as reason:
         return Decision(text=f"I can't work out what to do: {reason}.")
     done = [call.name for call in conversation.calls]
@@ -59,17 +64,27 @@ def decide(conversation: Conversation) -> Decision:
     batch = 1
     while conversation.parallel and batch < len(upcoming) and upcoming[batch].tool == upcoming[0].tool:
         batch += 1
-    return Decision(steps=upcoming[:batch])
+    return Decision(steps=[*upcoming[:batch]])
 
 
-def _next_edit(conversation: Conversation, upcoming: list[Step]) -> Decision:
+def _next_edit(conversation: Conversation, upcoming: Sequence[Step]) -> Decision:
     """Return the next change, as each may build on the one before, or the end."""
     failure = next((told for call in conversation.calls if (told := failure_of(call))), None)
     if failure is not None:
         return Decision(text=f"I stopped: {failure}")
     if upcoming:
-        return Decision(steps=upcoming[:1])
+        return Decision(steps=[upcoming[0]])
     return Decision(text=f"Done. Changes made: {len(conversation.calls)}.")
+
+
+@lru_cache(_INSTRUCTIONS_KEPT)
+def _asked_for(instruction: str, tools: tuple[Tool, ...]) -> Loop | tuple[Step, ...]:
+    """Return what `instruction` asks for; every turn of a conversation asks for it again.
+
+    Raises:
+        CannotTellError: As `make_plan` and `read_loop`.
+    """
+    return read_loop(instruction, _shapes(tools)) or tuple(make_plan(instruction, tools))
 
 
 def make_plan(instruction: str, tools: Sequence[Tool]) -> list[Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 _SMALL: Final = {
@@ -67,6 +68,7 @@ _CONNECTORS: Final = frozenset(
     {"and", "then", "before", "after", "afterwards", "finally", "next", "once", "when", "but", "followed", "until"}
 )
 _SENTENCE_MARKS: Final = frozenset({".", "!", "?", "\n"})
+_STEMS_KEPT: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -107,17 +109,18 @@ class Clause:
     mark: str = ""
     leads: bool = False
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         """The words in lower case, in order."""
         return [token.word for token in self.tokens if token.kind == "word"]
 
-    @property
+    @cached_property
     def stems(self) -> set[str]:
         """The stems of the words."""
         return {stem(word) for word in self.words}
 
 
+@lru_cache(_STEMS_KEPT)
 def stem(word: str) -> str:
     """Return what is left of a lower-case word without its inflection: `adds`, `added`, `adding` are one."""
     word = word.removesuffix("'s").strip("'")

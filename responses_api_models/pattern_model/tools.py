@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from nemo_gym.tool_names import normalize_tool_name
@@ -13,6 +14,7 @@ from responses_api_models.pattern_model.lexicon import LOWER, RAISE, READ
 from responses_api_models.pattern_model.reading import stem
 
 _NAME_PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_SHAPES_KEPT: Final = 256
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class ToolShape:
         return None
 
 
+@lru_cache(_SHAPES_KEPT)
 def shape_of(tool: Tool) -> ToolShape | None:
     """Return the shape of `tool`; None where it needs arguments of a kind that the policy can't fill."""
     properties: Mapping[str, Any] = tool.parameters.get("properties") or {}

@@ -95,6 +95,15 @@ def test_amounts_are_read_in_digits_and_in_words(client: TestClient, instruction
     assert added(made) == amounts
 
 
+def test_tools_of_the_same_names_with_other_arguments_are_called_with_those(client: TestClient) -> None:
+    made = []
+    for argument in ("count", "amount", "count"):
+        parameters = {"type": "object", "properties": {argument: {"type": "integer"}}, "required": [argument]}
+        tools = [{**COUNTER_TOOLS[0], "parameters": parameters}]
+        made.extend(calls_in(ask(client, "Add 4.", tools)))
+    assert [arguments for _, arguments in made] == [{"count": 4}, {"amount": 4}, {"count": 4}]
+
+
 @pytest.mark.parametrize(
     ("instruction", "names"),
     [
