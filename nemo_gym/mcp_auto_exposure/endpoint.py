@@ -24,6 +24,7 @@ import anyio
 from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, Tool
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nemo_gym import __version__
 from nemo_gym.mcp_auto_exposure.bodies import read_body, replayed
 from nemo_gym.mcp_auto_exposure.calls import RouteCalls, ToolReply
+from nemo_gym.mcp_auto_exposure.direct import answer, tool_call_in
 from nemo_gym.mcp_auto_exposure.harvest import MCPTool
 from nemo_gym.mcp_auto_exposure.hosts import AllowedHosts
 from nemo_gym.mcp_auto_exposure.keep_alive import KEEP_ALIVE_S, KeptAlive
@@ -91,11 +93,13 @@ class _Exchange:
         token: What the request's token says, or why it gives no access.
         mcp_session_id: The client's `Mcp-Session-Id`; empty where it sent none.
         calls: The calls of tools that it makes.
+        has_called: Whether it has come as far as to call one.
     """
 
     token: SessionToken | InvalidTokenError
     mcp_session_id: str
     calls: RouteCalls
+    has_called: bool = False
 
 
 class MCPEndpoint:
@@ -198,7 +202,8 @@ class MCPEndpoint:
         reply_to = KeptAlive(send, self._keep_alive_s)
         try:
             async with reply_to:
-                await self._manager.handle_request(scope, replayed(body, receive), reply_to.send)
+                if not await self._answer_directly(exchange, body, scope, receive, reply_to.send):
+                    await self._manager.handle_request(scope, replayed(body, receive), reply_to.send)
             exchange.calls.answered()
             await exchange.calls.ended()
         except asyncio.CancelledError:
@@ -208,6 +213,23 @@ class MCPEndpoint:
             raise
         finally:
             await exchange.calls.cancel()
+
+    async def _answer_directly(
+        self, exchange: _Exchange, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Answer a plain tool call; False, and nothing done, for all that the SDK's transport has to answer."""
+        call = tool_call_in(Headers(scope=scope), body)
+        if call is None:
+            return False
+        assert self._manager is not None
+        try:
+            reply = await answer(self._manager.app, call, scope)
+        except ValidationError:
+            if exchange.has_called:
+                raise
+            return False
+        await reply(scope, receive, send)
+        return True
 
     def _refusal(self, headers: Headers) -> Response | None:
         host, origin = headers.get("host"), headers.get("origin")
@@ -263,6 +285,7 @@ class MCPEndpoint:
         self, context: ServerRequestContext[Any, Any], params: CallToolRequestParams
     ) -> CallToolResult:
         exchange = _exchange_of(context)
+        exchange.has_called = True
         token = exchange.token
         if isinstance(token, InvalidTokenError):
             return error_result(str(token), HTTPStatus.UNAUTHORIZED, refused="token")
