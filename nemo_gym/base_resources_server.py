@@ -27,10 +27,6 @@ from nemo_gym.mcp_auto_exposure import (
 from nemo_gym.mcp_auto_exposure.hosts import checked_host, checked_origin
 from nemo_gym.mcp_auto_exposure.session_replies import REPLY_KEY
 from nemo_gym.metrics import compute_aggregate_metrics
-from nemo_gym.openai_utils import (
-    NeMoGymResponse as NeMoGymResponse,
-    NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
-)
 from nemo_gym.server.base import SimpleServer, add_model_route
 from nemo_gym.server.session_end import (
     ResourcesSessionEndConfig,
@@ -38,6 +34,10 @@ from nemo_gym.server.session_end import (
     SessionEndRules,
 )
 from nemo_gym.tool_names import is_tool_name as is_tool_name
+from nemo_gym.wire.responses import (
+    NeMoGymResponse as NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
+)
 
 NEMO_GYM_MCP_METADATA_KEY: Final = REPLY_KEY
 
@@ -120,6 +120,8 @@ class SimpleResourcesServer(SimpleServer):
     """
 
     routes_sessions: ClassVar[bool] = True
+    session_first_path: ClassVar[str | None] = "/seed_session"
+    session_last_path: ClassVar[str | None] = "/verify"
 
     config: BaseResourcesServerConfig
 

@@ -40,6 +40,7 @@ class SimpleResponsesAPIAgent(SimpleServer):
     """An agent server: subclass it and implement `responses` (the loop) and `run` (one whole rollout)."""
 
     routes_sessions: ClassVar[bool] = True
+    session_last_path: ClassVar[str | None] = "/run"
 
     config: BaseResponsesAPIAgentConfig
 

@@ -26,6 +26,14 @@ DatasetType: TypeAlias = Literal["example", "train", "validation"]
 
 DATASET_TYPES: Final[tuple[DatasetType, ...]] = get_args(DatasetType)
 
+SessionPlacement: TypeAlias = Literal["least_loaded", "local"]
+
+SESSION_PLACEMENTS: Final[tuple[SessionPlacement, ...]] = get_args(SessionPlacement)
+
+SessionHop: TypeAlias = Literal["frames", "aiohttp"]
+
+SESSION_HOPS: Final[tuple[SessionHop, ...]] = get_args(SessionHop)
+
 DEFAULT_HOST: Final = "127.0.0.1"
 
 _ANY_ADDRESS: Final = {"": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::": "::1"}  # noqa: S104
@@ -94,6 +102,9 @@ class BaseRunServerConfig(BaseServerConfig):
         shutdown_grace_s: Seconds that requests in flight get to finish when the server is asked to stop.
         worker_health_timeout_s: Seconds without a sign of life after which a worker is replaced, and its sessions
             are lost; with one worker it means nothing. A handler that holds the interpreter gives no sign.
+        session_placement: Which of several workers a new session begins at: the `least_loaded` one, or always the
+            one that accepted its first request (`local`).
+        session_hop: How one worker forwards a request to another: in `frames`, or as HTTP by `aiohttp`.
     """
 
     entrypoint: str
@@ -103,6 +114,8 @@ class BaseRunServerConfig(BaseServerConfig):
     datasets: list[DatasetConfig] | None = None
     shutdown_grace_s: int = Field(default=10, ge=0)
     worker_health_timeout_s: int = Field(default=60, ge=1)
+    session_placement: SessionPlacement = "least_loaded"
+    session_hop: SessionHop = "frames"
 
 
 class BaseRunServerInstanceConfig(BaseRunServerConfig):

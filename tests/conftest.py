@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any
 import pytest
 
 from tests.server_process import SERVER, WITH_APP, Process
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Run more tests at once than there are cores: half of their time they wait, for graces and clients to end."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +45,7 @@ def start(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Process]]:
 
     def starter(source: str = SERVER + WITH_APP, **settings: Any) -> Process:
         folder = tmp_path / f"server{len(started)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         started.append(Process(folder, sockets, source, **settings))
         return started[-1]
 

@@ -1,7 +1,8 @@
-"""A server in a process of its own, as `gym env start` starts it: `python app.py`, configured by the environment."""
+"""A server in a process of its own, as `gym env start` starts it, configured by the environment."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -77,7 +78,10 @@ if __name__ == "__main__":
 
 
 class Process:
-    """A server in a process of its own, with the reading end of a pipe whose writing end the test holds."""
+    """A server in a process of its own, with the reading end of a pipe whose writing end the test holds.
+
+    With `forks=False` several workers are spawned, as by `python app.py`.
+    """
 
     def __init__(self, folder: Path, sockets: Path, source: str, **settings: Any) -> None:
         self.folder = folder
@@ -88,6 +92,8 @@ class Process:
         (folder / entrypoint).write_text(textwrap.dedent(source))
         self.port = settings.pop("port", None) or find_open_port()
         self.dry_run = settings.pop("dry_run", False)
+        forks = settings.pop("forks", settings.get("num_workers", 1) > 1)
+        launcher = ["-m", "nemo_gym.server.launcher", "nemo_gym.base_resources_server"] if forks else []
         inner = {"host": "127.0.0.1", "port": self.port, "num_workers": 1, **settings}
         config = {"server": {"resources_servers": {"it": inner}}, "dry_run": self.dry_run}
         self.pipe_read, self.pipe_write = os.pipe()
@@ -102,7 +108,7 @@ class Process:
         }
         with self.log.open("wb") as log:
             self.process = psutil.Popen(
-                [sys.executable, entrypoint],
+                [sys.executable, *launcher, entrypoint],
                 cwd=folder,
                 env=environment,
                 pass_fds=[self.pipe_read],
@@ -134,6 +140,23 @@ class Process:
                 return False
 
         eventually(answers)
+
+    def template(self) -> psutil.Process:
+        """The process from which the workers are forked."""
+        (template,) = (child for child in self.process.children() if "launcher" in " ".join(child.cmdline()))
+        return template
+
+    def workers(self) -> list[psutil.Process]:
+        """The workers, forked or spawned; multiprocessing's resource tracker is a child too."""
+        workers = []
+        for child in self.family()[1:]:
+            with contextlib.suppress(psutil.Error):
+                spawned = "spawn_main" in " ".join(child.cmdline())
+                # What the template has forked; or who has taken its place as the parent.
+                forked = "launcher" in " ".join(child.cmdline()) and child.ppid() != self.process.pid
+                if spawned or forked:
+                    workers.append(child)
+        return workers
 
     def family(self) -> list[psutil.Process]:
         return [self.process, *self.process.children(recursive=True)]

@@ -28,11 +28,18 @@ from nemo_gym.session_routing import (
     install_session_routing,
     worker_socket_path,
 )
+from nemo_gym.session_routing.forwarding import HopName
 
 SECRET = "a secret of these tests"
 COOKIE = "sid"
 TOKEN_HEADER = "X-Session-Token"
 FORTNIGHT = 14 * 24 * 60 * 60
+
+
+class UnderTest:
+    """What the workers are started with where a test says nothing else; the fixture `hop` sets it."""
+
+    hop: HopName = "frames"
 
 
 @dataclass
@@ -218,7 +225,7 @@ async def running_worker(
     **install: Any,
 ) -> AsyncIterator[Worker]:
     """Serve `app`, within what `outside` puts around it, as one worker with its sessions routed."""
-    options = {"session_cookie": COOKIE, "secret_key": SECRET, **install}
+    options = {"session_cookie": COOKIE, "secret_key": SECRET, "hop": UnderTest.hop, **install}
     worker_id = install_session_routing(app, socket_dir=socket_dir, **options)
     app.state.worker_id = worker_id
     async with serving(outside(app), root_path=root_path) as (server, port):

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from nemo_gym.config_types import DATASET_TYPES, SERVER_KINDS, Domain, ServerKind
+from nemo_gym.config_types import (
+    DATASET_TYPES,
+    SERVER_KINDS,
+    SESSION_HOPS,
+    SESSION_PLACEMENTS,
+    Domain,
+    ServerKind,
+)
 from nemo_gym.configuration.loading import KeyPath, Node, describe, slip_for
 from nemo_gym.errors import ConfigError, did_you_mean
 from nemo_gym.paths import component_roots, find_component, iter_components
@@ -18,6 +25,7 @@ DEFAULT_ENTRYPOINT: Final = "app.py"
 _INSTANCE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED_NAMES: Final = ("head_server",)
 _KIND_EXPECTED: Final = f"expected exactly one of {', '.join(SERVER_KINDS)}"
+_CHOICES: Final = {"session_placement": SESSION_PLACEMENTS, "session_hop": SESSION_HOPS}
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ class Checker:
         self.port(settings.get("port"), (*path, "port"))
         for key, lowest in (("num_workers", 1), ("shutdown_grace_s", 0), ("worker_health_timeout_s", 1)):
             self.integer(settings.get(key), (*path, key), lowest)
-        for key in ("shutdown_grace_s", "worker_health_timeout_s", "expose_tools_over_mcp"):
+        for key in ("shutdown_grace_s", "worker_health_timeout_s", *_CHOICES, "expose_tools_over_mcp"):
             _drop_null(settings, key)
         if settings.get("entrypoint") is None:
             settings["entrypoint"] = DEFAULT_ENTRYPOINT
@@ -192,6 +200,9 @@ class Checker:
             self.typed(settings.get(key), (*path, key), bool, "true or false")
         if settings.get("domain") is not None:
             self.one_of(settings["domain"], (*path, "domain"), [str(member) for member in Domain])
+        for key, choices in _CHOICES.items():
+            if settings.get(key) is not None:
+                self.one_of(settings[key], (*path, key), choices)
         self._check_datasets(settings.get("datasets"), (*path, "datasets"))
 
     def _check_entrypoint(self, instance: FoundInstance) -> None:

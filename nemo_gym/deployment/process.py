@@ -18,14 +18,24 @@ import aiohttp
 
 from nemo_gym.config_types import ServerInstance
 from nemo_gym.errors import ERROR_STANDS_ABOVE, ConfigError, ServerStartError, ServerStoppedError
+from nemo_gym.server.launcher import can_fork_workers
 
 LOG_TAIL_LINES: Final = 30
 LOG_TAIL_BYTES: Final = 64 * 1024
 LOG_LINE_LENGTH: Final = 500
 FIRST_POLL_SECONDS: Final = 0.05
 LONGEST_POLL_SECONDS: Final = 1.0
-POLL_GROWTH: Final = 1.4
+# So that the last wait is a tenth of what the start took.
+POLL_GROWTH: Final = 1.1
 HEALTH_TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
+
+_LAUNCHER: Final = "nemo_gym.server.launcher"
+_BASE_MODULES: Final = {
+    "resources_servers": "nemo_gym.base_resources_server",
+    "responses_api_agents": "nemo_gym.base_responses_api_agent",
+    "responses_api_models": "nemo_gym.base_responses_api_model",
+}
+_MCP_MODULE: Final = "nemo_gym.mcp_auto_exposure.endpoint"
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The last line of a traceback, such as `ValueError: no`, `pkg.errors.ConfigError: no` or `SystemExit: 2`.
@@ -83,7 +93,7 @@ class ServerProcess:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    self.instance.entrypoint,
+                    *self._arguments(),
                     cwd=self.instance.folder,
                     env=dict(environment),
                     stdin=asyncio.subprocess.DEVNULL,
@@ -96,6 +106,16 @@ class ServerProcess:
                 if error.errno == errno.E2BIG:
                     raise _too_large(environment) from error
                 raise ServerStartError(f"{self.instance.name}: could not be started: {error}") from error
+
+    def _arguments(self) -> list[str]:
+        """Return what the interpreter gets: the entrypoint, and what forks its workers where there are several."""
+        instance = self.instance
+        if instance.num_workers == 1 or not can_fork_workers():
+            return [instance.entrypoint]
+        shared = [_BASE_MODULES[instance.kind]]
+        if instance.settings.get("expose_tools_over_mcp"):
+            shared.append(_MCP_MODULE)
+        return ["-m", _LAUNCHER, *shared, instance.entrypoint]
 
     async def wait_ready(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
         """Return once `GET /health` is answered with 200, asked at growing intervals.

@@ -1,7 +1,7 @@
 """All servers of one configuration, as one thing that is entered and left.
 
 Lifecycle: entering checks the ports, starts the head server in this process and one process per server
-instance, and returns when each answers `/health` (of a server with several workers the first one that can). With
+instance, and returns when each answers `/health`: with several workers, when all of them serve. With
 `dry_run` it returns when each has built its application and ended. Leaving sends SIGTERM to each, and after a grace
 SIGKILL to the group of each that is still there.
 

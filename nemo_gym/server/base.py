@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import re
 import reprlib
 from abc import abstractmethod
-from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final
@@ -23,9 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
-from itsdangerous import TimestampSigner
 from pydantic import BaseModel, ConfigDict, PrivateAttr
-from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import Response
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
@@ -33,10 +29,11 @@ from nemo_gym.server.body_ids import BodySessionMiddleware, BodySessions, body_i
 from nemo_gym.server.bootstrap import load_process_config, start
 from nemo_gym.server.client import ServerClient, close_client
 from nemo_gym.server.middleware import SESSION_ID_KEY, ErrorReplyMiddleware, SessionIdMiddleware
+from nemo_gym.server.plain_routes import PlainRoute
 from nemo_gym.server.secrets import derive_session_key, session_secrets
 from nemo_gym.server.session_end import SessionEndReason, SessionEndRules, install_session_end
 from nemo_gym.server.session_lives import SessionLives
-from nemo_gym.session_routing import SESSION_OWNER_KEY
+from nemo_gym.session_routing import SESSION_OWNER_KEY, SessionCookieMiddleware, SessionCookies
 
 _SHOWN_VALUE_LENGTH: Final = 100
 _SHOWN_PROBLEMS: Final = 20
@@ -84,15 +81,21 @@ class SimpleServer(BaseServer):
             workers. True for servers that keep state per session in memory.
         body_session_field: The field of a request's JSON body that may name the session, for clients that keep no
             cookies, such as `resources_session_id`; None where only cookies and tokens do.
+        session_first_path: The route that begins a session; None where any request may.
+        session_last_path: The route after which a session is over, for the even placement of sessions on workers;
+            None where there is no such route.
         server_client: Calls the other servers of the configuration.
     """
 
     routes_sessions: ClassVar[bool] = False
     body_session_field: ClassVar[str | None] = None
+    session_first_path: ClassVar[str | None] = None
+    session_last_path: ClassVar[str | None] = None
 
     server_client: ServerClient
 
     _session_keys: list[str] = PrivateAttr(default_factory=list)
+    _session_cookies: SessionCookies | None = PrivateAttr(default=None)
 
     @abstractmethod
     def setup_webserver(self) -> FastAPI:
@@ -101,6 +104,7 @@ class SimpleServer(BaseServer):
     def create_webserver(self) -> FastAPI:
         """Return an application with what all servers share: sessions, error replies and `GET /health`."""
         app = FastAPI(title=self.config.name or type(self).__name__)
+        app.router.route_class = PlainRoute
         app.router.lifespan_context = _closing_client(app.router.lifespan_context)
         app.add_exception_handler(RequestValidationError, self._answer_invalid_request)
         app.add_api_route("/health", _health, methods=["GET"], include_in_schema=False)
@@ -122,9 +126,10 @@ class SimpleServer(BaseServer):
             app.state.body_sessions = BodySessions(self.body_session_field, self.session_keys(), lives)
             app.add_middleware(BodySessionMiddleware, sessions=app.state.body_sessions)
         app.add_middleware(
-            SessionMiddleware,
+            SessionCookieMiddleware,
             secret_key=self.session_keys()[0],
             session_cookie=self.get_session_middleware_key(),
+            cookies=self._cookies(),
         )
 
     def get_session_middleware_key(self) -> str:
@@ -150,7 +155,7 @@ class SimpleServer(BaseServer):
 
     def sign_session(self, session: Mapping[str, Any]) -> str:
         """Return the session cookie's value for a session, as Starlette's `SessionMiddleware` writes it."""
-        return TimestampSigner(self.session_keys()[0]).sign(b64encode(json.dumps(session).encode())).decode()
+        return self._cookies().sign(session)
 
     def new_body_session_id(self, request: Request) -> str:
         """Return a new id of the request's session, for bodies to name it by in `body_session_field`.
@@ -188,6 +193,11 @@ class SimpleServer(BaseServer):
         if self.body_session_field is None:
             return {}
         return {"body_ids": body_id_field(self.body_session_field, self.session_keys())}
+
+    def _cookies(self) -> SessionCookies:
+        if self._session_cookies is None:
+            self._session_cookies = SessionCookies(self.get_session_middleware_key(), self.session_keys())
+        return self._session_cookies
 
     def _derive_session_keys(self) -> list[str]:
         cookie = self.get_session_middleware_key()
@@ -277,7 +287,9 @@ def _closing_client(inner: Callable[[Any], AbstractAsyncContextManager[Any]]) ->
     return lifespan
 
 
-async def _health() -> Response:
+async def _health(request: Request) -> Response:
+    if getattr(request.app.state, "waits_for_workers", False):
+        return Response(b'{"status":"starting"}', 503, media_type="application/json")
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 

@@ -2,8 +2,8 @@
 
 A server process is started as `python app.py` with the whole configuration and its instance's name in the
 environment. With one worker it serves by itself. With more it becomes the main process of uvicorn's supervisor:
-the workers are spawned, import the entrypoint as `__mp_main__`, and take its module-level `app`, or have one built
-from the server's class. Each builds its application exactly once.
+the workers are spawned, or forked where the launcher has left a template, import the entrypoint as `__mp_main__`, and
+take its module-level `app`, or have one built from the server's class. Each builds its application exactly once.
 
 Lifecycle: the process ends on SIGTERM or SIGINT after the requests in flight, or a grace period, have ended. It also
 ends when its parent is gone, however that ended; workers likewise follow their main process.
@@ -11,6 +11,7 @@ ends when its parent is gone, however that ended; workers likewise follow their 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -42,11 +43,15 @@ from nemo_gym.global_config import (
 )
 from nemo_gym.server.client import ServerClient
 from nemo_gym.server.limits import raise_descriptor_limit
-from nemo_gym.server.middleware import DisconnectMiddleware
-from nemo_gym.server.session_end import check_close_route
+from nemo_gym.server.middleware import SESSION_ID_KEY, DisconnectMiddleware
+from nemo_gym.server.session_end import SESSIONLESS_PATHS, check_close_route
+from nemo_gym.server.session_lives import SessionLives
+from nemo_gym.server.socket_records import recorded_socket_dir
 from nemo_gym.server.supervisor import Supervisor
+from nemo_gym.server.template import WorkerTemplate
 from nemo_gym.server.worker_env import WorkerEnv, take_parent_pipe
 from nemo_gym.session_routing import (
+    Placement,
     create_socket_dir,
     install_session_routing,
     remove_socket_dir,
@@ -57,6 +62,9 @@ from nemo_gym.session_routing import (
 _KEEP_ALIVE_S: Final = 75
 # Added to three times the grace of a stop (see `Supervisor`), before a process whose parent is gone ends by force.
 _ORPHAN_MARGIN_S: Final = 5
+# Objects made and not freed before the garbage collector looks for cycles among them. The thousands that hundreds of
+# open requests hold are no garbage; a request itself leaves no cycles.
+_GC_THRESHOLD: Final = 10_000
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +73,8 @@ class RunnableServer(Protocol):
     """What the bootstrap needs of a server; `SimpleServer` has it."""
 
     routes_sessions: ClassVar[bool]
+    session_first_path: ClassVar[str | None]
+    session_last_path: ClassVar[str | None]
 
     def __init__(self, **fields: Any) -> None: ...
 
@@ -160,11 +170,32 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
             session_cookie=server.get_session_middleware_key(),
             secret_key=list(server.session_keys()),
             grace=config.shutdown_grace_s,
+            hop=config.session_hop,
+            placement=_placement(server, app) if config.session_placement == "least_loaded" else None,
             **server.session_routing_options(),
         )
+    if worker is not None:
+        app.state.waits_for_workers = worker.is_starting
     app.add_middleware(DisconnectMiddleware)
     app.state.built_by_nemo_gym = True
     return app
+
+
+def _spare_garbage_collection() -> None:
+    """Have the garbage collector pass over what start-up made, and look seldom at what requests make."""
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+
+
+def _placement(server: RunnableServer, app: FastAPI) -> Placement:
+    lives: SessionLives | None = getattr(app.state, "session_lives", None)
+    return Placement(
+        session_key=SESSION_ID_KEY,
+        first_path=server.session_first_path,
+        last_path=server.session_last_path,
+        ignored_paths=SESSIONLESS_PATHS,
+        when_ended=None if lives is None else lives.when_gone,
+    )
 
 
 def worker_app() -> FastAPI:
@@ -194,12 +225,15 @@ def worker_app() -> FastAPI:
 def _build_or_give_up(server_class: type[RunnableServer]) -> FastAPI:
     """Build a worker's application, or end with the error's text; the supervisor decides what follows."""
     try:
-        return build_app(server_class)
+        app = build_app(server_class)
     except NemoGymError as error:
         logger.error("%s", error)  # noqa: TRY400
+        sys.exit(STARTUP_FAILURE)
     except Exception:
         logger.exception("%s can't be built", server_class.__name__)
-    sys.exit(STARTUP_FAILURE)
+        sys.exit(STARTUP_FAILURE)
+    _spare_garbage_collection()
+    return app
 
 
 def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
@@ -229,8 +263,12 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
     raise_descriptor_limit()
     sock = _bind(config)
     workers = config.num_workers or 1
+    template = WorkerTemplate.take()
     if workers == 1:
+        if template is not None:
+            template.close()
         server = uvicorn.Server(_uvicorn_config(build_app(server_class), config))
+        _spare_garbage_collection()
         try:
             server.run(sockets=[sock])
         except SystemExit as error:
@@ -238,17 +276,20 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
                 raise
             raise ServerStartError(f"{config.name} could not start; {ERROR_STANDS_ABOVE}") from error
         return
-    with _worker_env(server_class):
+    with (
+        _worker_env(server_class) as socket_dir,
+        recorded_socket_dir(config.host, config.port, socket_dir),
+    ):
         uvicorn_config = _uvicorn_config(f"{__name__}:{worker_app.__name__}", config, factory=True, workers=workers)
-        supervisor = Supervisor(uvicorn_config, [sock])
+        supervisor = Supervisor(uvicorn_config, [sock], template)
         supervisor.run()
     if supervisor.startup_failed:
         raise ServerStartError(f"a worker of {config.name} could not start; {ERROR_STANDS_ABOVE}")
 
 
 @contextmanager
-def _worker_env(server_class: type[RunnableServer]) -> Iterator[None]:
-    """Leave the workers' variables, and the folder of their sockets, for as long as they run."""
+def _worker_env(server_class: type[RunnableServer]) -> Iterator[Path | None]:
+    """Leave the workers' variables, and the folder of their sockets, for as long as they run; yields the folder."""
     socket_dir = None
     if server_class.routes_sessions:
         # What a main process left that was killed.
@@ -261,7 +302,7 @@ def _worker_env(server_class: type[RunnableServer]) -> Iterator[None]:
         socket_dir=socket_dir,
     ).write()
     try:
-        yield
+        yield socket_dir
     finally:
         WorkerEnv.clear()
         if socket_dir is not None:
@@ -304,10 +345,14 @@ def _bind(config: BaseRunServerInstanceConfig) -> socket.socket:
 
 
 def _follow_main_process(grace_s: float) -> None:
-    main_process = multiprocessing.parent_process()
-    assert main_process is not None
+    # A forked worker has the pipe. A spawned one is a process of multiprocessing.
+    main_process = take_parent_pipe()
+    if main_process is None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        main_process = parent.sentinel
     _follow(
-        lambda: multiprocessing.connection.wait([main_process.sentinel]),
+        lambda: multiprocessing.connection.wait([main_process]),
         lambda: os.kill(os.getpid(), signal.SIGKILL),
         "the main process is gone",
         grace_s,

@@ -37,6 +37,7 @@ from nemo_gym.global_config import (
     get_global_config_dict,
     maybe_get_global_config_dict,
 )
+from nemo_gym.server.owner_calls import OwnerConnector, OwnerRequest, OwnerSockets
 
 CONNECT_PATIENCE_S: Final = 60.0
 """For how long a call goes on trying to connect to a server that refuses, as one does while it restarts."""
@@ -49,6 +50,7 @@ _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 _MAX_HEADER_BYTES: Final = 64 * 1024
 _LARGE_BODY_BYTES: Final = 512 * 1024
+_MCP_PATH: Final = "/mcp"
 # RFC 6265, section 4.1.1: what may stand in a cookie's value as it is.
 _COOKIE_OCTETS: Final = re.compile(r"[!#-+\--:<-\[\]-~]*")
 
@@ -69,6 +71,7 @@ async def request(
     cookies: Cookies | None = None,
     headers: Mapping[str, str] | None = None,
     connect_patience: float = CONNECT_PATIENCE_S,
+    owners: OwnerSockets | None = None,
     **kwargs: Any,
 ) -> aiohttp.ClientResponse:
     """Send one HTTP request through the process's pool and return the reply, whatever its status.
@@ -81,6 +84,8 @@ async def request(
         cookies: Cookies to send, for example an earlier reply's `cookies`; nothing is stored in between.
         headers: Headers to send.
         connect_patience: Seconds during which a refused connection is tried again.
+        owners: The sockets of the server's workers, to go straight to the one that holds the session; None to go
+            by the address.
         **kwargs: Passed on to `aiohttp.ClientSession.request`.
 
     Raises:
@@ -94,6 +99,8 @@ async def request(
     if cookies:
         name = next((key for key in sent_headers if key.lower() == "cookie"), "Cookie")
         sent_headers[name] = "; ".join(filter(None, [sent_headers.get(name), cookie_header(cookies)]))
+    if owners is not None and (way := owners.way_of(sent_headers)) is not None:
+        kwargs["middlewares"] = (*kwargs.get("middlewares", ()), way)
 
     session = _session()
     give_up = asyncio.get_running_loop().time() + connect_patience
@@ -162,22 +169,26 @@ class ServerClient(BaseModel):
     Args:
         head_server_config: Where the head server listens.
         global_config_dict: The resolved configuration, in which the servers' addresses stand.
+        straight_to_owner: Whether a request of a session is written to the socket of the worker that holds it, where
+            that is on this machine and of this user; see `owner_calls`. False to go by the servers' addresses alone.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     head_server_config: BaseServerConfig
     global_config_dict: DictConfig
+    straight_to_owner: bool = True
 
-    _urls: dict[str, str] = PrivateAttr(default_factory=dict)
+    _called: dict[str, OwnerSockets] = PrivateAttr(default_factory=dict)
 
     @classmethod
-    def from_config(cls, global_config_dict: DictConfig) -> Self:
+    def from_config(cls, global_config_dict: DictConfig, *, straight_to_owner: bool = True) -> Self:
         """Return a client for the servers of a resolved configuration."""
         head = global_config_dict.get(HEAD_SERVER_KEY_NAME) or {}
         return cls(
             head_server_config=BaseServerConfig(host=head.get("host", "127.0.0.1"), port=head.get("port", 0)),
             global_config_dict=global_config_dict,
+            straight_to_owner=straight_to_owner,
         )
 
     @classmethod
@@ -211,19 +222,14 @@ class ServerClient(BaseModel):
         Raises:
             ServerNotFoundError: If the configuration has no server of that name.
         """
-        url = self._urls.get(server_name)
-        if url is None:
-            if server_name not in self.global_config_dict:
-                names = [str(key) for key in self.global_config_dict]
-                hint = did_you_mean(server_name, names)
-                raise ServerNotFoundError(f"the configuration has no server '{server_name}'. {hint or ''}".rstrip())
-            settings = get_first_server_config_dict(self.global_config_dict, server_name)
-            url = self._urls[server_name] = self._build_server_base_url(settings)
-        return url
+        return self._sockets_of(server_name).url
 
     async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> aiohttp.ClientResponse:
         """Send a request to a server; see the module's `request` for the arguments, what it returns and raises."""
-        return await request(method, f"{self.url_of(server_name)}{url_path}", **kwargs)
+        sockets = self._sockets_of(server_name)
+        # At the MCP endpoint a token names the worker, and a lost session may have to be told as JSON-RPC.
+        is_straight = self.straight_to_owner and not url_path.startswith(_MCP_PATH)
+        return await request(method, sockets.url + url_path, owners=sockets if is_straight else None, **kwargs)
 
     async def get(self, server_name: str, url_path: str, **kwargs: Any) -> aiohttp.ClientResponse:
         """GET `url_path` of a server; see the module's `request`."""
@@ -232,6 +238,19 @@ class ServerClient(BaseModel):
     async def post(self, server_name: str, url_path: str, **kwargs: Any) -> aiohttp.ClientResponse:
         """POST to `url_path` of a server; see the module's `request`."""
         return await self.request(server_name, url_path, "POST", **kwargs)
+
+    def _sockets_of(self, server_name: str) -> OwnerSockets:
+        known = self._called.get(server_name)
+        if known is None:
+            if server_name not in self.global_config_dict:
+                names = [str(key) for key in self.global_config_dict]
+                hint = did_you_mean(server_name, names)
+                raise ServerNotFoundError(f"the configuration has no server '{server_name}'. {hint or ''}".rstrip())
+            settings = get_first_server_config_dict(self.global_config_dict, server_name)
+            url = self._build_server_base_url(settings)
+            known = OwnerSockets(server_name, settings["host"], settings["port"], url)
+            self._called[server_name] = known
+        return known
 
     def _build_server_base_url(self, server_config_dict: Mapping[str, Any] | DictConfig) -> str:
         return server_url(server_config_dict["host"], server_config_dict["port"])
@@ -242,13 +261,14 @@ def _session() -> aiohttp.ClientSession:
     session = _sessions.get(loop)
     if session is None or session.closed:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        connector = aiohttp.TCPConnector(
+        connector = OwnerConnector(
             limit=max(100, descriptors * 3 // 4) if descriptors != resource.RLIM_INFINITY else 0,
             keepalive_timeout=_IDLE_KEEP_ALIVE_S,
             socket_factory=_keep_alive_socket,
         )
         session = _sessions[loop] = aiohttp.ClientSession(
             connector=connector,
+            request_class=OwnerRequest,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             max_line_size=_MAX_HEADER_BYTES,

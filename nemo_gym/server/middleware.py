@@ -177,6 +177,8 @@ class _DisconnectWatch:
         self._timer.cancel()
         if self._listener is not None:
             self._listener.cancel()
+            # The traceback of its end leads back here: a cycle that only the garbage collector would undo.
+            self._listener = None
 
     def _take_held(self) -> Message | None:
         message, self._held = self._held, None

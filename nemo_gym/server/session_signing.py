@@ -7,7 +7,7 @@ from typing import Any
 
 from itsdangerous import URLSafeTimedSerializer
 
-from nemo_gym.session_routing.router import FOURTEEN_DAYS
+from nemo_gym.session_routing.session_cookie import FOURTEEN_DAYS
 
 
 class SessionSerializer(URLSafeTimedSerializer):

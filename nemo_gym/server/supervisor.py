@@ -7,13 +7,17 @@ at a time: with limits long enough for busy workers, a death or a signal would g
 Starting up has no limit, for a worker may load much. One that ends before it has served is replaced after a pause
 that grows, so that a broken worker doesn't burn the machine; when that happens before all the first workers have
 served, the server has failed to start.
+
+Workers are forked from the template where there is one (see `template`), else spawned, as they are once it is gone.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from socket import socket
 from typing import Final
@@ -21,8 +25,15 @@ from typing import Final
 from uvicorn import Config
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
+from nemo_gym.server.template import TemplateGoneError, WorkerTemplate
+from nemo_gym.server.worker_env import WorkerEnv
+from nemo_gym.server.workers import ALL_SERVE, ForkedWorker, Worker
+
 # Added to the workers' own grace: a worker that is not gone by then won't go by itself.
 _JOIN_MARGIN_S: Final = 3.0
+_ROUND_S: Final = 0.5
+# While workers start, so that it is known at once when all of them serve.
+_STARTING_ROUND_S: Final = 0.02
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _KILLED_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
@@ -44,14 +55,16 @@ class Supervisor(Multiprocess):
     Args:
         config: uvicorn's settings, with the application as an import string.
         sockets: The bound sockets that all workers accept from.
+        template: What to fork workers from; None to spawn them. It is closed at the end of `run`.
 
     Attributes:
         startup_failed: Whether the server never came up, as a worker ended before it had served.
     """
 
-    def __init__(self, config: Config, sockets: list[socket]) -> None:
+    def __init__(self, config: Config, sockets: list[socket], template: WorkerTemplate | None = None) -> None:
         super().__init__(config, sockets)
         self.startup_failed = False
+        self._template = template
         self._watches: dict[Process, _Watch] = {}
         self._all_have_served = False
         self._failed_starts = 0
@@ -59,6 +72,26 @@ class Supervisor(Multiprocess):
         self._to_retire: list[Process] = []
         self._newcomer: Process | None = None
         self._leaving: dict[Process, float] = {}
+
+    def run(self) -> None:
+        """Start the workers and keep them running until the end."""
+        logger.info("Started main process %d", os.getpid())
+        try:
+            self.init_processes()
+            while not self.should_exit.wait(_ROUND_S if self._all_have_served else _STARTING_ROUND_S):
+                self.handle_signals()
+                self.keep_subprocess_alive()
+            self.terminate_all()
+            self.join_all()
+        finally:
+            if self._template is not None:
+                self._template.close()
+        logger.info("Stopping main process %d", os.getpid())
+
+    def init_processes(self) -> None:
+        """Start the first workers."""
+        for _ in range(self.processes_num):
+            self._start_worker()
 
     def keep_subprocess_alive(self) -> None:
         """Replace the workers that are dead or have not answered in time; never waits for one."""
@@ -74,8 +107,7 @@ class Supervisor(Multiprocess):
             if self.should_exit.is_set():
                 return
         if len(self._watches) >= self.processes_num and all(watch.served for watch in self._watches.values()):
-            self._all_have_served = True
-            self._failed_starts = 0
+            self._note_all_serve()
         self._go_on_restarting()
         self._see_off(now)
         wanted = self.processes_num + (self._newcomer is not None)
@@ -86,6 +118,12 @@ class Supervisor(Multiprocess):
         """Replace all workers, one at a time: each leaves when its replacement serves (SIGHUP)."""
         logger.info("Received SIGHUP: replacing all workers")
         self._to_retire = [*self.processes]
+
+    def handle_ttin(self) -> None:
+        """Add a worker (SIGTTIN)."""
+        logger.info("Received SIGTTIN: adding a worker")
+        self.processes_num += 1
+        self._start_worker()
 
     def handle_ttou(self) -> None:
         """Take one worker away (SIGTTOU)."""
@@ -111,10 +149,36 @@ class Supervisor(Multiprocess):
         return 3 * (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
 
     def _start_worker(self) -> Process:
-        worker = Process(self.config, self.sockets)
-        worker.start()
+        worker = self._forked_worker()
+        if worker is None:
+            worker = Worker(self.config, self.sockets)
+            worker.start()
         self.processes.append(worker)
         return worker
+
+    def _forked_worker(self) -> Worker | None:
+        if self._template is None:
+            return None
+        try:
+            worker = ForkedWorker(self.config, self.sockets, self._template)
+            worker.start()
+        except TemplateGoneError as error:
+            logger.warning("Workers can't be forked any more (%s); spawning them, which takes longer", error)
+            self._template.close()
+            self._template = None
+            return None
+        return worker
+
+    def _note_all_serve(self) -> None:
+        self._failed_starts = 0
+        if self._all_have_served:
+            return
+        self._all_have_served = True
+        WorkerEnv.all_have_served()
+        for worker in self.processes:
+            # One that has just died is found in the next round.
+            with suppress(OSError):
+                worker.parent_conn.send(ALL_SERVE)
 
     def _go_on_restarting(self) -> None:
         """Take the next step of a restart of all workers."""

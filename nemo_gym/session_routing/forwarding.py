@@ -1,34 +1,42 @@
-"""The hop out: this worker as a client of another worker's private socket.
+"""The hop out: this worker as a client of the other workers' private sockets.
 
-Back-pressure comes from the two streams: a chunk is read from one side when the other has taken the one before.
-How an owner is connected to, and when it counts as gone, is told in `owner_pool`.
+There are two ways for HTTP requests, chosen by name: `frames` and, to compare it with, `aiohttp`. WebSockets always
+go by aiohttp. The owner's private socket takes all of them. How an owner is connected to, and when it counts as gone,
+is told in `owner_socket`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal, Protocol
 
-import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.session_routing.hop import end_to_end_headers, outgoing_headers, owner_url
-from nemo_gym.session_routing.owner_pool import NoReplyError, OwnerGoneError, OwnerPool
+from nemo_gym.session_routing.aiohttp_hop import AiohttpHop
+from nemo_gym.session_routing.frame_hop import FrameHop
+from nemo_gym.session_routing.owner_pool import OwnerPool
+from nemo_gym.session_routing.owner_socket import OwnerGoneError
 from nemo_gym.session_routing.private_socket import is_listening, is_own_socket, worker_socket_path
 from nemo_gym.session_routing.websocket_hop import forward_websocket
 
-_WHOLE_BODY: Final = 65_536  # bytes; a body up to this size goes out in one write with its headers
+HopName = Literal["frames", "aiohttp"]
 
 
-class ReplyBrokenOffError(Exception):
-    """Raised when the owner was lost in the middle of its reply.
+class Hop(Protocol):
+    """One way in which HTTP requests reach one owner. The errors are those of `owner_socket`."""
 
-    It must reach the server, which then breaks off the client's connection: a short reply must never look like a
-    complete one.
-    """
+    async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward one request and send its reply; return early when the client goes away."""
+
+    async def retire(self) -> None:
+        """Close the connections, each when the request on it has ended."""
+
+    async def close(self) -> None:
+        """Close all connections at once."""
+
+
+_HOPS: Final[dict[HopName, Callable[[Path], Hop]]] = {"frames": FrameHop, "aiohttp": AiohttpHop}
 
 
 class Forwarder:
@@ -36,16 +44,20 @@ class Forwarder:
 
     Args:
         socket_dir: The directory.
+        hop: The way in which HTTP requests reach their owner.
     """
 
-    def __init__(self, socket_dir: Path | str) -> None:
+    def __init__(self, socket_dir: Path | str, hop: HopName = "frames") -> None:
+        if hop not in _HOPS:
+            raise ValueError(f"hop must be one of {', '.join(_HOPS)}, not {hop!r}")
         self._socket_dir = Path(socket_dir)
-        self._pools: dict[str, OwnerPool] = {}
+        self._make_hop = _HOPS[hop]
+        self._owners: dict[str, _Owner] = {}
 
     @property
     def open_pools(self) -> int:
         """How many owners there are connections kept for."""
-        return len(self._pools)
+        return len(self._owners)
 
     async def forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and send its reply, or one WebSocket until it ends.
@@ -64,147 +76,59 @@ class Forwarder:
             OutOfDescriptorsError: Before anything was sent to the client.
             ReplyBrokenOffError: After the reply had begun.
         """
-        pool = await self._pool(owner)
+        # No await between the look-up and the use, or another request could retire it in between.
+        reached = self._owners.get(owner) or await self._reach(owner)
         try:
-            async with pool.in_use():
-                if scope["type"] == "websocket":
-                    await forward_websocket(pool, scope, receive, send)
-                else:
-                    body = _RequestBody(scope, receive)
-                    await _while_client_waits(body, _exchange(pool, scope, body, send))
+            if scope["type"] == "websocket":
+                await reached.forward_websocket(scope, receive, send)
+            else:
+                await reached.hop.forward(scope, receive, send)
         except OwnerGoneError:
-            await self._discard(owner, pool)
+            if self._owners.get(owner) is reached:
+                del self._owners[owner]
+            await reached.retire()
             raise
 
     async def close(self) -> None:
         """Close all connections."""
-        while self._pools:
-            _, pool = self._pools.popitem()
-            await pool.session.close()
+        while self._owners:
+            _, reached = self._owners.popitem()
+            await reached.close()
 
-    async def _pool(self, owner: str) -> OwnerPool:
+    async def _reach(self, owner: str) -> _Owner:
         path = worker_socket_path(self._socket_dir, owner)
-        if owner not in self._pools:
-            if not is_own_socket(path):
-                raise OwnerGoneError(may_have_run=False)
-            # A new owner is a rare event, and the one at which an old owner was perhaps replaced.
-            for other, old in list(self._pools.items()):
-                if not is_listening(old.path):
-                    await self._discard(other, old)
-        # No await from here to the pool's use, or another request could retire it in between.
-        if owner not in self._pools:
-            self._pools[owner] = OwnerPool(path)
-        return self._pools[owner]
-
-    async def _discard(self, owner: str, pool: OwnerPool) -> None:
-        if self._pools.get(owner) is pool:
-            del self._pools[owner]
-        await pool.retire()
+        if not is_own_socket(path):
+            raise OwnerGoneError(may_have_run=False)
+        # A new owner is a rare event, and the one at which an old owner was perhaps replaced.
+        for other, old in list(self._owners.items()):
+            if not is_listening(old.path) and self._owners.get(other) is old:
+                del self._owners[other]
+                await old.retire()
+        if owner not in self._owners:
+            self._owners[owner] = _Owner(path, self._make_hop(path))
+        return self._owners[owner]
 
 
-@dataclass
-class _RequestBody:
-    """The request's body, and then the watch for the client going away; both come out of one ASGI `receive`."""
+class _Owner:
+    """One owner, and the connections to it."""
 
-    scope: Scope
-    receive: Receive
-    client_gone: bool = False
-    started: bool = False
-    read: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, path: Path, hop: Hop) -> None:
+        self.path = path
+        self.hop = hop
+        self._websockets: OwnerPool | None = None
 
-    async def payload(self) -> bytes | AsyncGenerator[bytes] | None:
-        """Return the body as the client library wants it: nothing, all of it when it is small, or a stream.
+    async def forward_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._websockets is None:
+            self._websockets = OwnerPool(self.path)
+        async with self._websockets.in_use():
+            await forward_websocket(self._websockets, scope, receive, send)
 
-        A body that the client offers with `Expect: 100-continue` is not asked for before the owner does.
-        """
-        headers = dict(self.scope["headers"])
-        length = headers.get(b"content-length")
-        known = length is not None and length.isdigit()
-        size = int(length) if length is not None and known else 0
-        framed_otherwise = b"transfer-encoding" in headers or self.scope.get("http_version", "1.1") >= "2"
-        if not size and not framed_otherwise:
-            self.read.set()
-            return None
-        if known and size <= _WHOLE_BODY and b"expect" not in headers:
-            return b"".join([chunk async for chunk in self.chunks()])
-        return self.chunks()
+    async def retire(self) -> None:
+        await self.hop.retire()
+        if self._websockets is not None:
+            await self._websockets.retire()
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        self.started = True
-        try:
-            while True:
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    self.client_gone = True
-                    raise ConnectionAbortedError("the client went away")
-                if message.get("body"):
-                    yield message["body"]
-                if not message.get("more_body", False):
-                    return
-        finally:
-            self.read.set()
-
-    async def client_leaves(self) -> None:
-        """Return when the client has gone away."""
-        await self.read.wait()
-        while not self.client_gone:
-            self.client_gone = (await self.receive())["type"] == "http.disconnect"
-
-
-async def _while_client_waits(body: _RequestBody, exchange: Coroutine[Any, Any, None]) -> None:
-    """Await `exchange`, and cancel it when the client goes away."""
-    task = asyncio.current_task()
-    assert task is not None
-    ended = cancelled_here = False
-
-    def cancel_exchange(watch: asyncio.Task[None]) -> None:
-        nonlocal cancelled_here
-        if not ended and not watch.cancelled():
-            body.client_gone = cancelled_here = True
-            task.cancel()
-
-    cancelled_before = task.cancelling()
-    watch = asyncio.create_task(body.client_leaves())
-    watch.add_done_callback(cancel_exchange)
-    try:
-        await exchange
-    except asyncio.CancelledError:
-        if not cancelled_here or task.uncancel() > cancelled_before:
-            raise
-    except Exception:
-        if not body.client_gone:
-            raise
-    finally:
-        ended = True
-        watch.cancel()
-
-
-async def _exchange(pool: OwnerPool, scope: Scope, body: _RequestBody, send: Send) -> None:
-    data = await body.payload()
-    try:
-        response = await pool.session.request(
-            scope["method"], owner_url(scope), headers=outgoing_headers(scope), data=data, allow_redirects=False
-        )
-    except NoReplyError as error:
-        if not body.client_gone and not await pool.still_listens():
-            raise OwnerGoneError(may_have_run=True) from error
-        raise
-    if not body.started:
-        body.read.set()
-    try:
-        await _relay(response, send)
-    finally:
-        response.close()
-
-
-async def _relay(response: aiohttp.ClientResponse, send: Send) -> None:
-    headers = end_to_end_headers(response.raw_headers)
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    more = True
-    while more:
-        try:
-            chunk = await response.content.readany()
-        except aiohttp.ClientError as error:
-            raise ReplyBrokenOffError("the session's worker was lost in the middle of its reply") from error
-        more = not response.content.at_eof()
-        await send({"type": "http.response.body", "body": chunk, "more_body": more})
+    async def close(self) -> None:
+        await self.hop.close()
+        if self._websockets is not None:
+            await self._websockets.session.close()

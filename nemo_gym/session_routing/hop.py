@@ -1,6 +1,7 @@
 """What the two ends of a forwarded request agree on.
 
-Between two workers a request travels as plain HTTP/1.1 over a Unix socket. Two things can't travel as they are:
+Where it travels as HTTP/1.1 over a private socket (a WebSocket's upgrade always does), two things can't travel as
+they are:
 
 - what the receiving worker knows of the connection (the client's address, the scheme), which goes in one private
   header. It is read only from requests that came over the private socket; from all others it is removed;
@@ -10,9 +11,10 @@ Between two workers a request travels as plain HTTP/1.1 over a Unix socket. Two 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
-from urllib.parse import quote
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
 import orjson
 from starlette.types import Scope
@@ -25,45 +27,54 @@ ARRIVED_KEY: Final = "nemo_gym.session_routing.arrived"
 
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade"}
+     b"trailer", b"transfer-encoding", b"upgrade", HOP_HEADER}
 )  # fmt: skip
-"""Header fields that belong to one connection and not to the message (RFC 9110 section 7.6.1)."""
+"""Header fields that belong to one connection and not to the message (RFC 9110 section 7.6.1), and the private one."""
 
 Headers = list[tuple[bytes, bytes]]
 
+_LOCAL_CLIENT: Final = ("127.0.0.1", 0)
+_CACHED: Final = 1024
+_LONGEST_CACHED: Final = 1024  # bytes
 
-def end_to_end_headers(headers: Iterable[tuple[bytes, bytes]], *, keep: bytes = b"") -> Headers:
+
+def end_to_end_headers(headers: Sequence[tuple[bytes, bytes]], *, keep: bytes = b"") -> Headers:
     """Return the headers without those that are the connection's own, including the ones `Connection` names.
 
     Args:
         headers: The received headers.
         keep: One name that stays although it is the connection's own.
     """
-    dropped = HOP_BY_HOP
-    for name, value in headers:
-        if name.lower() == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-    return [(name, value) for name, value in headers if name.lower() not in dropped or name == keep]
+    kept = [header for header in headers if header[0].lower() not in HOP_BY_HOP or header[0] == keep]
+    if len(kept) == len(headers):
+        return kept
+    connection = b",".join(value for name, value in headers if name.lower() == b"connection")
+    named = {token.strip().lower() for token in connection.split(b",")}
+    return [header for header in kept if header[0].lower() not in named or header[0] == keep]
 
 
 def describe_origin(scope: Scope) -> bytes:
-    """Return the private header's value: what `scope` says of the connection, as one JSON list."""
-    query = scope["query_string"]
+    """Return what `scope` says of the connection, as one JSON list without a tab or a line break."""
     return orjson.dumps(
-        [
+        (
             scope.get("client"),
             scope.get("server"),
             scope.get("scheme", "http"),
             scope.get("root_path", ""),
             scope.get("http_version", "1.1"),
-            None if query.isascii() else query.decode("latin-1"),
-        ]
+        )
     )
+
+
+def raw_path_of(scope: Scope) -> bytes:
+    """Return the path with its percent-encoding as received."""
+    raw_path: bytes | None = scope.get("raw_path")
+    return raw_path or quote(scope["path"]).encode("ascii")
 
 
 def owner_url(scope: Scope) -> URL:
     """Return where to send a request of `scope`: its path and query with their percent-encoding as received."""
-    raw_path = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
+    raw_path = raw_path_of(scope)
     query = scope["query_string"]
     return URL.build(
         scheme="http",
@@ -75,36 +86,60 @@ def owner_url(scope: Scope) -> URL:
 
 
 def outgoing_headers(scope: Scope) -> list[tuple[str, str]]:
-    """Return the headers to send to the owner: the received end-to-end ones and the private one.
+    """Return the headers to send to the owner over HTTP: the received end-to-end ones and the private one.
 
     The framing of the body stays as the client announced it, for the owner's handler may look at it.
     """
-    headers = end_to_end_headers(scope["headers"], keep=b"transfer-encoding")
-    sent = [(name, value) for name, value in headers if name != HOP_HEADER]
-    sent.append((HOP_HEADER, describe_origin(scope)))
+    sent = end_to_end_headers(scope["headers"], keep=b"transfer-encoding")
+    query = scope["query_string"]
+    origin = describe_origin(scope)
+    sent.append((HOP_HEADER, origin if query.isascii() else origin + b"\t" + query))
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent]
 
 
 def restore_origin(scope: Scope) -> None:
-    """Make the scope of a request that came over the private socket what the receiving worker's was."""
-    scope[ARRIVED_KEY] = True
-    scope["client"] = scope["server"] = None
-    origin: bytes | None = None
-    headers: Headers = []
+    """Make the scope of a request that came over the private socket what its handler must see.
+
+    With the private header it was forwarded: it has arrived, and gets the origin that the receiving worker saw.
+    Without, it comes straight from a client of this machine and user, and looks as if the shared port had taken it;
+    the router decides on it as on any other.
+    """
+    host = b""
     for name, value in scope["headers"]:
-        plain = value if value.isascii() else value.decode("utf-8", "replace").encode("latin-1", "replace")
         if name == HOP_HEADER:
-            origin = plain
-        else:
-            headers.append((name, plain))
-    scope["headers"] = headers
-    if origin is None:
-        return
-    client, server, scheme, root_path, http_version, query = orjson.loads(origin)
-    scope["client"] = client and tuple(client)
-    scope["server"] = server and tuple(server)
-    scope["scheme"] = scheme
-    scope["root_path"] = root_path
-    scope["http_version"] = http_version
-    if query is not None:
-        scope["query_string"] = query.encode("latin-1")
+            _restore_forwarded(scope, _as_received(value))
+            return
+        if name == b"host":
+            host = value
+    scope["client"] = _LOCAL_CLIENT
+    scope["server"] = _named_by(host) if len(host) <= _LONGEST_CACHED else None
+
+
+def read_origin(value: bytes) -> tuple[Any, ...]:
+    """Return what `describe_origin` said: the scope's client, server, scheme, root path and HTTP version."""
+    client, server, *others = orjson.loads(value)
+    return client and tuple(client), server and tuple(server), *others
+
+
+def _restore_forwarded(scope: Scope, origin: bytes) -> None:
+    scope[ARRIVED_KEY] = True
+    scope["headers"] = [(name, _as_received(value)) for name, value in scope["headers"] if name != HOP_HEADER]
+    origin, _, query = origin.partition(b"\t")
+    scope["client"], scope["server"], scope["scheme"], scope["root_path"], scope["http_version"] = read_origin(origin)
+    if query:
+        scope["query_string"] = query
+
+
+def _as_received(value: bytes) -> bytes:
+    return value if value.isascii() else value.decode("utf-8", "replace").encode("latin-1", "replace")
+
+
+@functools.lru_cache(_CACHED)
+def _named_by(host: bytes) -> tuple[str, int] | None:
+    """Return what a Host header names, as a scope's `server` has it; None where it names nothing."""
+    try:
+        parts = urlsplit(b"//" + host)
+        name, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return (name.decode("ascii"), 80 if port is None else port) if name else None

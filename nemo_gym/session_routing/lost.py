@@ -37,3 +37,9 @@ def lost_session_reply(reason: LostReason, *, may_have_run: bool = False) -> JSO
         detail += " This request may have run before the worker was lost."
     body = {"detail": detail, "reason": reason, "new_session_may_be_seeded": True, "may_have_run": may_have_run}
     return JSONResponse(body, status_code=410, headers={SESSION_LOST_HEADER: reason})
+
+
+def no_reply() -> JSONResponse:
+    """Return the 502 that says that a session's worker runs but closed the connection without a reply."""
+    detail = "The session's worker closed the connection without a reply; the request may have run."
+    return JSONResponse({"detail": detail}, status_code=502)

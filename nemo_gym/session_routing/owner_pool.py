@@ -2,18 +2,12 @@
 
 Whatever the library would add or change (limits, timeouts, cookies, redirects, decompression, default headers,
 repeating a request) is off: a request and its reply pass as they are.
-
-Failure policy: an owner is gone only if nothing of this user listens at its path. One that does not answer is
-waited for as long as the client waits. A request is never sent twice.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
 import os
-import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
@@ -27,34 +21,12 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 
-from nemo_gym.session_routing.private_socket import KEEP_ALIVE, NOBODY_LISTENS, is_own_socket, still_listens
+from nemo_gym.session_routing.owner_socket import NoReplyError, connect_to_owner
+from nemo_gym.session_routing.private_socket import KEEP_ALIVE, still_listens
 
 _IDLE_SECONDS: Final = KEEP_ALIVE / 4  # the forwarding side must always be the first to close
 _NO_LIMIT: Final = 2**30
-_FIRST_RETRY: Final = 0.005  # seconds between attempts at a full backlog, doubled up to the last
-_LAST_RETRY: Final = 0.1
 _AUTOMATIC_HEADERS: Final = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGENT)
-_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-
-
-class OwnerGoneError(Exception):
-    """Raised when a session's owner no longer runs.
-
-    Args:
-        may_have_run: The request had been sent, so that its handler may have run.
-    """
-
-    def __init__(self, *, may_have_run: bool) -> None:
-        super().__init__("the owner is gone")
-        self.may_have_run = may_have_run
-
-
-class NoReplyError(Exception):
-    """Raised when an owner that still runs closed the connection before it replied."""
-
-
-class OutOfDescriptorsError(Exception):
-    """Raised when this process can't open another socket."""
 
 
 class UpgradeRefusedError(Exception):
@@ -132,11 +104,7 @@ class OwnerPool:
 
 
 class _OwnerConnector(aiohttp.UnixConnector):
-    """Connects to an owner's socket, and tells an owner that is gone from one that is busy.
-
-    asyncio's own connect takes EAGAIN, which for a Unix socket means that the backlog is full, for a connection in
-    progress, and goes on with a socket that is not connected.
-    """
+    """Connects to an owner's socket, and tells an owner that is gone from one that is busy."""
 
     async def _create_connection(
         self,
@@ -144,46 +112,13 @@ class _OwnerConnector(aiohttp.UnixConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109, the library's own signature
     ) -> ResponseHandler:
-        sock = await _connect(Path(self.path))
+        sock = await connect_to_owner(Path(self.path))
         try:
             _, protocol = await self._loop.create_unix_connection(self._factory, sock=sock)
         except BaseException:
             sock.close()
             raise
         return protocol
-
-
-async def _connect(path: Path) -> socket.socket:
-    delay = _FIRST_RETRY
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:
-        raise _connect_failure(error) from error
-    try:
-        sock.setblocking(False)
-        while True:
-            if not is_own_socket(path):
-                raise OwnerGoneError(may_have_run=False)
-            try:
-                sock.connect(os.fspath(path))
-            except BlockingIOError:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LAST_RETRY)
-            except OSError as error:
-                raise _connect_failure(error) from error
-            else:
-                return sock
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _connect_failure(error: OSError) -> Exception:
-    if error.errno in _OUT_OF_DESCRIPTORS:
-        return OutOfDescriptorsError(str(error))
-    if error.errno in NOBODY_LISTENS:
-        return OwnerGoneError(may_have_run=False)
-    return NoReplyError(str(error))
 
 
 class _VerbatimRequest(aiohttp.ClientRequest):

@@ -3,42 +3,32 @@
 A session's owner is the worker that created it. Its id stands in the signed session under `SESSION_OWNER_KEY`. A
 claim is believed only if its signature verifies and it has the shape of a worker id, so that it can never name
 another path or host. Reading repeats Starlette's session middleware step by step (which of several cookies, what
-is signed, when it is too old), for the two must never disagree about a cookie.
+is signed, when it is too old; see `session_cookie`), for the two must never disagree about a cookie.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import re
 import time
 import uuid
-from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import itsdangerous
-from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.hop import HOP_HEADER, Headers
-
-SESSION_OWNER_KEY: Final = "nemo_gym_worker"
-
-_WORKER_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_CACHED_COOKIES: Final = 1024
-_LONGEST_CACHED: Final = 4096  # bytes; together with the count it bounds the cache to a few MB
+from nemo_gym.session_routing.session_cookie import (
+    SESSION_OWNER_KEY as SESSION_OWNER_KEY,
+    SessionCookies,
+    SignedCookie,
+    is_worker_id as is_worker_id,
+)
 
 
 def new_worker_id() -> str:
     """Return a fresh worker id: 32 hex digits, never used before and never again."""
     return uuid.uuid4().hex
-
-
-def is_worker_id(value: object) -> bool:
-    """Tell whether `value` has the shape of a worker id."""
-    return isinstance(value, str) and _WORKER_ID.fullmatch(value) is not None
 
 
 def route_path(scope: Scope) -> str:
@@ -101,26 +91,11 @@ class Claim:
     is_open: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _SignedCookie:
-    """One session cookie, verified.
-
-    `replacement` (a cookie value, or empty for no cookie) is what the session middleware must see instead of a
-    value that it would choke on or could not verify.
-    """
-
-    owner: str | None = None
-    signed_at: int | None = None
-    replacement: bytes | None = None
-
-
 class ClaimReader:
     """Reads the claim of a request.
 
     Args:
-        session_cookie: The cookie's name.
-        secrets: The session secrets. The first is the one the session middleware signs and verifies with; the
-            others are of earlier times: a cookie that one of them signed is signed anew, under its old date, in
+        cookies: Reads the session cookie. One that an earlier secret signed is signed anew, under its old date, in
             the headers that the application sees.
         max_age: Seconds that a cookie is valid; None for ever.
         mcp_token_header: Name of the header that carries the MCP session token, in any case.
@@ -130,29 +105,25 @@ class ClaimReader:
 
     def __init__(
         self,
-        session_cookie: str,
-        secrets: Sequence[str],
+        cookies: SessionCookies,
         max_age: int | None,
         mcp_token_header: str | None = None,
         mcp_token_serializer: TokenSerializer | None = None,
         mcp_path: str = "/mcp",
     ) -> None:
-        self._name = session_cookie
-        self._signers = [itsdangerous.TimestampSigner(secret) for secret in secrets]
+        self._cookies = cookies
         self._max_age = max_age
         self._token_header = mcp_token_header
         self._token_serializer = mcp_token_serializer
         self._mcp_path = mcp_path.rstrip("/")
-        self._verify_cached = functools.lru_cache(_CACHED_COOKIES)(self._verify)
 
     def read(self, scope: Scope) -> Claim:
         """Return the claim of an HTTP or WebSocket scope."""
-        cookie: _SignedCookie | None = None
+        cookie: SignedCookie | None = None
         foreign_hop_header = False
         for name, value in scope["headers"]:
             if name == b"cookie":
-                verify = self._verify_cached if len(value) <= _LONGEST_CACHED else self._verify
-                cookie = verify(value) or cookie
+                cookie = self._cookies.verify(value) or cookie
             elif name == HOP_HEADER:
                 foreign_hop_header = True
 
@@ -163,12 +134,12 @@ class ClaimReader:
             received = scope["headers"] if headers is None else headers
             headers = [header for header in received if header[0] != HOP_HEADER]
 
-        token = TokenHeader(None)
+        token = None
         if self._token_header and (cookie is None or self.is_mcp(scope)):
             token = read_token_header(scope["headers"], self._token_header)
-        if token.value is not None:
+        if token is not None and token.value is not None:
             owner, expired = read_owner(self._token_serializer, token.value)
-        elif cookie is not None and not token.doubled:
+        elif cookie is not None and (token is None or not token.doubled):
             owner, expired = cookie.owner, self._is_expired(cookie.signed_at)
         else:
             owner, expired = None, False
@@ -188,37 +159,9 @@ class ClaimReader:
         age = int(time.time()) - signed_at
         return age >= self._max_age or age < 0
 
-    def _verify(self, header: bytes) -> _SignedCookie | None:
-        """Verify the session cookie in one `Cookie` header; None when it holds none of that name."""
-        value = cookie_parser(header.decode("latin-1")).get(self._name)
-        if value is None:
-            return None
-        signed = value.encode("utf-8")
-        for signer in self._signers:
-            try:
-                payload, date = signer.unsign(signed, return_timestamp=True)
-                session = json.loads(b64decode(payload))
-            except itsdangerous.BadSignature:
-                continue
-            except (ValueError, OverflowError, OSError, RecursionError):
-                return _SignedCookie(replacement=b"")
-            if not isinstance(session, dict):
-                return _SignedCookie(replacement=b"")
-            owner = session.get(SESSION_OWNER_KEY)
-            return _SignedCookie(
-                owner=owner if is_worker_id(owner) else None,
-                signed_at=int(date.timestamp()),
-                replacement=None if signer is self._signers[0] else self._signed_anew(signed),
-            )
-        return _SignedCookie()
-
-    def _signed_anew(self, signed: bytes) -> bytes:
-        dated_payload = signed.rpartition(b".")[0]
-        return dated_payload + b"." + self._signers[0].get_signature(dated_payload)
-
     def _with_cookie(self, headers: Headers, value: bytes) -> Headers:
         """Return the headers with the session cookie's value replaced, wherever it stands; empty removes it."""
-        name = self._name.encode("latin-1")
+        name = self._cookies.name.encode("latin-1")
         replaced: Headers = []
         for header in headers:
             if header[0] != b"cookie":
@@ -250,6 +193,19 @@ def read_owner(serializer: TokenSerializer | None, token: str) -> tuple[str | No
     return (owner, expired) if is_worker_id(owner) else (None, False)
 
 
+class SessionCounter(Protocol):
+    """What counts the sessions that this worker holds."""
+
+    def note_reply(self, scope: Scope, status: int, *, is_stamped: bool) -> None:
+        """Count the session that a reply begins."""
+
+    def ends_session(self, scope: Scope) -> bool:
+        """Tell whether a good reply to a request ends its session."""
+
+    def note_end(self, scope: Scope) -> None:
+        """Count the end of a request's session."""
+
+
 class SessionOwnerMiddleware:
     """Stamps sessions that are created or adopted here with this worker's id.
 
@@ -260,11 +216,13 @@ class SessionOwnerMiddleware:
     Args:
         app: The application within.
         worker_id: This worker.
+        counter: Counts the sessions, where that is wanted.
     """
 
-    def __init__(self, app: ASGIApp, worker_id: str) -> None:
+    def __init__(self, app: ASGIApp, worker_id: str, counter: SessionCounter | None = None) -> None:
         self.app = app
         self.worker_id = worker_id
+        self._counter = counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -272,11 +230,23 @@ class SessionOwnerMiddleware:
             await self.app(scope, receive, send)
             return
 
+        counter = self._counter
+        is_last = False
+
         async def stamp_and_send(message: Message) -> None:
+            nonlocal is_last
             if message["type"] == "http.response.start":
                 session = scope.get("session")
-                if session and not is_worker_id(session.get(SESSION_OWNER_KEY)):
-                    session[SESSION_OWNER_KEY] = self.worker_id
+                if session:
+                    is_stamped = not is_worker_id(session.get(SESSION_OWNER_KEY))
+                    if is_stamped:
+                        session[SESSION_OWNER_KEY] = self.worker_id
+                    if counter is not None:
+                        counter.note_reply(scope, message["status"], is_stamped=is_stamped)
+                        is_last = 200 <= message["status"] < 300 and counter.ends_session(scope)
+            elif is_last and counter is not None and not message.get("more_body", False):
+                is_last = False
+                counter.note_end(scope)
             await send(message)
 
         await self.app(scope, receive, stamp_and_send)

@@ -23,12 +23,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.session_routing.frame_server import FrameServer
+from nemo_gym.session_routing.frames import BEGINS_A_REQUEST
 from nemo_gym.session_routing.hop import restore_origin
 
 SOCKET_DIR_ENV: Final = "NEMO_GYM_SOCKET_DIR"
@@ -195,14 +199,53 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 class _PrivateDoor:
-    """The application as the private socket serves it: each request is first made what it was to its receiver."""
+    """The application as the private socket serves it: each request is first made what its handler must see."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         restore_origin(scope)
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+class _PrivateProtocol(asyncio.Protocol):
+    """A new connection to the private socket, until its first byte tells whether it carries frames or HTTP."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._server_state = server_state
+        self._app_state = app_state
+        self._connections: set[Any] = server_state.connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asserted: those of uvloop are no asyncio.Transport by class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._connections.discard(self)
+        protocol: FrameServer | HttpToolsProtocol
+        if data[0] in BEGINS_A_REQUEST:
+            assert isinstance(self._config.app, _PrivateDoor)
+            protocol = FrameServer(self._config.app.app, self._app_state, self._server_state)
+        else:
+            protocol = HttpToolsProtocol(self._config, self._server_state, self._app_state)
+        protocol.connection_made(self._transport)
+        self._transport.set_protocol(protocol)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+
+    def shutdown(self) -> None:
+        self._transport.close()
 
 
 class PrivateServer:
@@ -224,7 +267,7 @@ class PrivateServer:
         self._config = uvicorn.Config(
             _PrivateDoor(app),
             uds=os.fspath(path),
-            http="httptools",
+            http=_PrivateProtocol,
             ws="auto",
             ws_max_size=sys.maxsize,
             ws_ping_interval=None,

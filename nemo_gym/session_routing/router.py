@@ -8,7 +8,6 @@ empty state would be a silent wrong answer.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,29 +16,31 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Secret
-from starlette.middleware import Middleware
-from starlette.middleware.sessions import SessionMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unreadable_body_reply
-from nemo_gym.session_routing.forwarding import Forwarder, ReplyBrokenOffError
+from nemo_gym.session_routing.forwarding import Forwarder, HopName
 from nemo_gym.session_routing.hop import ARRIVED_KEY
 from nemo_gym.session_routing.jsonrpc import RecordedBody, WatchedReply, jsonrpc_error_reply
-from nemo_gym.session_routing.lost import LostReason, lost_session_reply
-from nemo_gym.session_routing.owner_pool import NoReplyError, OutOfDescriptorsError, OwnerGoneError
+from nemo_gym.session_routing.loads import SharedLoads
+from nemo_gym.session_routing.lost import LostReason, lost_session_reply, no_reply
+from nemo_gym.session_routing.owner_socket import (
+    NoReplyError,
+    OutOfDescriptorsError,
+    OwnerGoneError,
+    ReplyBrokenOffError,
+)
 from nemo_gym.session_routing.ownership import (
+    Claim,
     ClaimReader,
-    SessionOwnerMiddleware,
     TokenSerializer,
     is_worker_id,
-    new_worker_id,
     read_owner,
 )
+from nemo_gym.session_routing.placement import KeptBody, Placer, names_no_session
 from nemo_gym.session_routing.private_socket import PrivateServer, still_listens, worker_socket_path
-
-FOURTEEN_DAYS: Final = 14 * 24 * 60 * 60
-"""Starlette's default for the age of a session cookie, in seconds."""
+from nemo_gym.session_routing.session_cookie import FOURTEEN_DAYS, SessionCookies
 
 _TRY_AGAIN_LATER: Final = 1013  # WebSocket close code, registered by IANA
 
@@ -56,6 +57,8 @@ class RoutingStatistics:
         forwarded: Requests that this worker forwarded to their owner.
         lost: Requests whose session was lost.
         open_pools: Owners that this worker keeps connections to.
+        sessions_held: Sessions that this worker holds, as far as it knows; 0 where new sessions are not placed.
+        placed_elsewhere: Requests among the forwarded ones that could begin a session.
     """
 
     served_here: int
@@ -63,6 +66,8 @@ class RoutingStatistics:
     forwarded: int
     lost: int
     open_pools: int
+    sessions_held: int = 0
+    placed_elsewhere: int = 0
 
 
 class SessionRoutingMiddleware:
@@ -84,6 +89,10 @@ class SessionRoutingMiddleware:
         body_ids: The field of a body that names the owner where neither cookie nor token does, if any. Such bodies
             are read ahead of the application; no others are.
         grace: Seconds that requests received from other workers may take when this worker stops.
+        hop: The way in which HTTP requests reach their owner: `frames`, or `aiohttp` to compare it with.
+        cookies: Reads the session cookie, where the session middleware shares what it knows; of the same name and
+            secrets.
+        placer: Chooses the worker of each new session; None to keep them where they arrive.
 
     Attributes:
         worker_id: This worker.
@@ -105,6 +114,9 @@ class SessionRoutingMiddleware:
         mcp_errors_as_jsonrpc: bool = False,
         body_ids: BodyIdField | None = None,
         grace: int | None = 10,
+        hop: HopName = "frames",
+        cookies: SessionCookies | None = None,
+        placer: Placer | None = None,
     ) -> None:
         if not is_worker_id(worker_id):
             raise ValueError(f"worker_id must be 32 hex digits, not {worker_id!r}")
@@ -112,15 +124,17 @@ class SessionRoutingMiddleware:
         self.worker_id = worker_id
         self.socket_dir = Path(socket_dir)
         self._socket_path = worker_socket_path(socket_dir, worker_id)
-        self._claims = ClaimReader(
-            session_cookie, _secrets(secret_key), max_age, mcp_token_header, mcp_token_serializer, mcp_path
-        )
-        self._forwarder = Forwarder(socket_dir)
+        secrets = secrets_of(secret_key)
+        if cookies is None or (cookies.name, cookies.secrets) != (session_cookie, tuple(secrets)):
+            cookies = SessionCookies(session_cookie, secrets)
+        self._claims = ClaimReader(cookies, max_age, mcp_token_header, mcp_token_serializer, mcp_path)
+        self._forwarder = Forwarder(socket_dir, hop)
         self._has_mcp = mcp_token_header is not None
         self._mcp_errors_as_jsonrpc = mcp_errors_as_jsonrpc
         self._body_ids = body_ids
         self._grace = grace
-        self._served_here = self._arrived = self._forwarded = self._lost = 0
+        self._placer = placer
+        self._served_here = self._arrived = self._forwarded = self._lost = self._placed_elsewhere = 0
 
     def statistics(self) -> RoutingStatistics:
         """Return what this router has done so far. The middleware is `app.state.session_routing`."""
@@ -130,6 +144,8 @@ class SessionRoutingMiddleware:
             forwarded=self._forwarded,
             lost=self._lost,
             open_pools=self._forwarder.open_pools,
+            sessions_held=0 if self._placer is None else self._placer.held,
+            placed_elsewhere=self._placed_elsewhere,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,6 +159,7 @@ class SessionRoutingMiddleware:
 
         arrived = ARRIVED_KEY in scope
         claim = self._claims.read(scope)
+        found = None
         if self._body_ids is not None and claim.is_open:
             found, receive = await self._body_ids.read(scope, receive)
             if found.problem is BodyIdProblem.CLIENT_LEFT:
@@ -160,13 +177,65 @@ class SessionRoutingMiddleware:
             body = self._recorded(scope, receive) if self._mcp_errors_as_jsonrpc else None
             await _answer(reply, scope, receive, send, body)
         elif arrived or claim.owner is None or claim.owner == self.worker_id:
-            self._served_here += 1
-            self._arrived += arrived
-            if claim.headers is not None:
-                scope["headers"] = claim.headers
-            await self.app(scope, receive, send)
+            begins = self._placer is not None and self._placer.begins_session(scope, claim)
+            if begins and not arrived and names_no_session(found):
+                await self._place(claim, scope, receive, send)
+            else:
+                self._arrived += arrived
+                await self._serve(claim, scope, receive, send)
         else:
             await self._forward(claim.owner, scope, receive, send)
+
+    async def _serve(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
+        self._served_here += 1
+        if claim.headers is not None:
+            scope["headers"] = claim.headers
+        await self.app(scope, receive, send)
+
+    async def _place(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a new session begin at the worker that is to hold it, and here where that one can't be reached."""
+        assert self._placer is not None
+        loads = self._placer.loads
+        if loads is None:
+            await self._serve(claim, scope, receive, send)
+            return
+        slot = self._placer.choose(loads)
+        owner = None if slot == loads.slot else loads.worker_at(slot)
+        if owner is not None:
+            counted = loads.sent(slot)
+            try:
+                again = await self._place_elsewhere(loads, owner, scope, receive, send)
+            finally:
+                loads.answered(slot, counted)
+            if again is None:
+                return
+            receive = again
+        counted = loads.sent(loads.slot)
+        try:
+            await self._serve(claim, scope, receive, send)
+        finally:
+            loads.answered(loads.slot, counted)
+
+    async def _place_elsewhere(
+        self, loads: SharedLoads, owner: str, scope: Scope, receive: Receive, send: Send
+    ) -> Receive | None:
+        """Forward a request that may begin a session; returns the ASGI receive to serve it with if nothing was sent."""
+        body = KeptBody(receive)
+        try:
+            await self._forwarder.forward(owner, scope, body.receive, send)
+        except (OwnerGoneError, OutOfDescriptorsError, NoReplyError) as error:
+            if isinstance(error, OwnerGoneError):
+                loads.unreachable(owner)
+            again = body.again()
+            is_unsent = isinstance(error, OutOfDescriptorsError) or (
+                isinstance(error, OwnerGoneError) and not error.may_have_run
+            )
+            if is_unsent and again is not None:
+                return again
+            await _answer(self._refusal(owner, error), scope, receive, send)
+        self._forwarded += 1
+        self._placed_elsewhere += 1
+        return None
 
     async def _forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._forwarded += 1
@@ -187,25 +256,29 @@ class SessionRoutingMiddleware:
                 raise
             await send({"type": "http.response.body", "body": rest.body})
             return
-        except OwnerGoneError as error:
-            self._lost += 1
-            reply = lost_session_reply(LostReason.WORKER_GONE, may_have_run=error.may_have_run)
-        except OutOfDescriptorsError as error:
-            logger.error("can't forward to worker %s: %s", owner, error)  # noqa: TRY400, it is no bug of ours
-            reply = JSONResponse(
-                {"detail": "This worker has no file descriptors left to reach the session's worker; try again."},
-                status_code=503,
-                headers={"retry-after": "1"},
-            )
-        except NoReplyError as error:
-            logger.warning("worker %s gave no reply: %s", owner, error)
-            reply = _no_reply()
+        except (OwnerGoneError, OutOfDescriptorsError, NoReplyError) as error:
+            reply = self._refusal(owner, error)
         await _answer(reply, scope, receive, send, body if self._mcp_errors_as_jsonrpc else None)
+
+    def _refusal(self, owner: str, error: OwnerGoneError | OutOfDescriptorsError | NoReplyError) -> Response:
+        """Return what there is to say of a forward that failed before its reply began."""
+        if isinstance(error, OwnerGoneError):
+            self._lost += 1
+            return lost_session_reply(LostReason.WORKER_GONE, may_have_run=error.may_have_run)
+        if isinstance(error, NoReplyError):
+            logger.warning("worker %s gave no reply: %s", owner, error)
+            return no_reply()
+        logger.error("can't forward to worker %s: %s", owner, error)
+        return JSONResponse(
+            {"detail": "This worker has no file descriptors left to reach the session's worker; try again."},
+            status_code=503,
+            headers={"retry-after": "1"},
+        )
 
     async def _broken_off(self, owner: str) -> Response:
         """Return what there is to say of a reply that was begun and broken off by its owner."""
         if await still_listens(worker_socket_path(self._socket_path.parent, owner)):
-            return _no_reply()
+            return no_reply()
         self._lost += 1
         return lost_session_reply(LostReason.WORKER_GONE, may_have_run=True)
 
@@ -225,110 +298,33 @@ class SessionRoutingMiddleware:
         async def stop_before_shutdown() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
+                if self._placer is not None:
+                    self._placer.leave()
                 await private.stop()
             return message
 
         async def start_after_startup(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
                 await private.start()
+                if self._placer is not None:
+                    self._placer.start()
             await send(message)
 
         try:
             await self.app(scope, stop_before_shutdown, start_after_startup)
         finally:
+            if self._placer is not None:
+                self._placer.close()
             await private.stop()
             await self._forwarder.close()
 
 
-def install_session_routing(
-    app: Starlette,
-    *,
-    socket_dir: Path | str,
-    session_cookie: str,
-    secret_key: str | Secret | Sequence[str],
-    max_age: int | None = FOURTEEN_DAYS,
-    mcp_token_header: str | None = None,
-    mcp_token_serializer: TokenSerializer | None = None,
-    mcp_path: str = "/mcp",
-    mcp_errors_as_jsonrpc: bool = False,
-    body_ids: BodyIdField | None = None,
-    grace: int | None = 10,
-) -> str:
-    """Make an application's sessions stay with the worker that created them.
-
-    Call it once in each worker process, after `SessionMiddleware` was added: the router becomes the outermost
-    middleware so far, and sessions are stamped just inside `SessionMiddleware`. What is added later stands outside
-    the router: right for error replies and the handling of client disconnects, wrong for all that reads or writes
-    the session. The application's lifespan must run (it does under uvicorn, unless `lifespan="off"`), because the
-    private server starts and stops with it.
-
-    Args:
-        app: The application, not yet started.
-        socket_dir: The directory of the workers' sockets, made by `create_socket_dir` in the main process.
-        session_cookie: Name of the session middleware's cookie.
-        secret_key: The session middleware's secret, or several: the first is the middleware's, cookies signed with
-            one of the others are accepted too.
-        max_age: The session middleware's, in seconds.
-        mcp_token_header: Name of the header that carries an MCP session token, if any.
-        mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
-        mcp_path: Where, and below which, the token decides even if the request has a session cookie.
-        mcp_errors_as_jsonrpc: As for `SessionRoutingMiddleware`.
-        body_ids: As for `SessionRoutingMiddleware`.
-        grace: Seconds that requests received from other workers may take when this worker stops.
-
-    Returns:
-        This worker's id, which an MCP session token must carry under `SESSION_OWNER_KEY`.
-
-    Raises:
-        ValueError: There is no `SessionMiddleware` yet, or it has another cookie, secret or age.
-    """
-    position = _session_middleware_position(app, session_cookie, _secrets(secret_key)[0], max_age)
-    worker_id = new_worker_id()
-    app.user_middleware.insert(position + 1, Middleware(SessionOwnerMiddleware, worker_id=worker_id))
-    app.add_middleware(
-        SessionRoutingMiddleware,
-        socket_dir=socket_dir,
-        worker_id=worker_id,
-        session_cookie=session_cookie,
-        secret_key=secret_key,
-        max_age=max_age,
-        mcp_token_header=mcp_token_header,
-        mcp_token_serializer=mcp_token_serializer,
-        mcp_path=mcp_path,
-        mcp_errors_as_jsonrpc=mcp_errors_as_jsonrpc,
-        body_ids=body_ids,
-        grace=grace,
-    )
-    return worker_id
-
-
-def _secrets(secret_key: str | Secret | Sequence[str]) -> list[str]:
+def secrets_of(secret_key: str | Secret | Sequence[str]) -> list[str]:
+    """Return the secrets, one or several, as a list; each must be something."""
     secrets = [str(secret_key)] if isinstance(secret_key, str | Secret) else [str(key) for key in secret_key]
     if not all(secrets) or not secrets:
         raise ValueError("secret_key must hold at least one secret, and none may be empty")
     return secrets
-
-
-def _session_middleware_position(app: Starlette, cookie: str, secret: str, max_age: int | None) -> int:
-    stack = app.user_middleware
-    found = [i for i, m in enumerate(stack) if isinstance(m.cls, type) and issubclass(m.cls, SessionMiddleware)]
-    if not found:
-        raise ValueError("add SessionMiddleware before install_session_routing")
-    position = found[-1]
-    middleware = stack[position]
-    bound = inspect.signature(middleware.cls).bind(app, *middleware.args, **middleware.kwargs)
-    bound.apply_defaults()
-    ours = {"session_cookie": cookie, "secret_key": secret, "max_age": max_age}
-    for name, value in ours.items():
-        theirs = bound.arguments.get(name, value)
-        if (str(theirs) if name == "secret_key" else theirs) != value:
-            raise ValueError(f"install_session_routing and SessionMiddleware must have the same {name}")
-    return position
-
-
-def _no_reply() -> JSONResponse:
-    detail = "The session's worker closed the connection without a reply; the request may have run."
-    return JSONResponse({"detail": detail}, status_code=502)
 
 
 async def _answer(

@@ -19,13 +19,8 @@ from aiohttp import WSMsgType
 from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.hop import end_to_end_headers, outgoing_headers, owner_url
-from nemo_gym.session_routing.owner_pool import (
-    NoReplyError,
-    OwnerGoneError,
-    OwnerPool,
-    OwnerWebSocket,
-    UpgradeRefusedError,
-)
+from nemo_gym.session_routing.owner_pool import OwnerPool, OwnerWebSocket, UpgradeRefusedError
+from nemo_gym.session_routing.owner_socket import NoReplyError, OwnerGoneError
 
 CLOSE_WORKER_GONE: Final = 1012
 """The close code when the owner was lost: "service restart" in IANA's registry."""

@@ -229,6 +229,8 @@ def test_a_reference_that_leads_nowhere(failure: Failure, reference: str, where:
         ("expose_tools_over_mcp: maybe", "true or false, got the text 'maybe'"),
         ("shutdown_grace_s: -1", "an integer of at least 0, got the number -1"),
         ("worker_health_timeout_s: 0", "an integer of at least 1, got the number 0"),
+        ("session_placement: 4", "one of least_loaded, local, got the number 4"),
+        ("session_hop: 4", "one of frames, aiohttp, got the number 4"),
         ("description: {a: 1}", "text, got a mapping of a"),
         ("datasets: {}", "a list of datasets, got an empty mapping"),
     ],

@@ -18,11 +18,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from nemo_gym.session_routing import (
-    SESSION_OWNER_KEY,
-    install_session_routing,
-    worker_socket_path,
-)
+from nemo_gym.session_routing import SESSION_OWNER_KEY, install_session_routing
 from tests.session_workers import (
     COOKIE,
     SECRET,
@@ -32,6 +28,8 @@ from tests.session_workers import (
     running_workers,
     signed_cookie,
 )
+
+pytestmark = pytest.mark.usefixtures("hop")
 
 
 def session_of(cookie: str) -> dict[str, Any]:
@@ -120,19 +118,6 @@ async def test_what_another_middleware_writes_into_the_session_is_stamped_too(so
     async with running_worker(app, socket_dir) as worker:
         session = session_of((await worker.request("/")).cookie)
     assert session == {"session_id": "late", SESSION_OWNER_KEY: worker.worker_id}
-
-
-@pytest.mark.promise("private-is-here")
-async def test_a_request_over_the_private_socket_is_served_here_whatever_its_cookie_says(socket_dir: Path) -> None:
-    async with running_workers(socket_dir, 1) as (worker,):
-        reader, writer = await asyncio.open_unix_connection(worker_socket_path(socket_dir, worker.worker_id))
-        writer.write(f"GET /x HTTP/1.1\r\nhost: x\r\ncookie: {owned_cookie('a' * 32)}\r\n\r\n".encode())
-        assert (await reader.readline()).split()[1] == b"200"
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        assert b"\r\ndate:" not in head
-        assert b"\r\nserver:" not in head
-        writer.close()
-        assert worker.router.statistics().arrived == 1
 
 
 @pytest.mark.promise("one-worker-unchanged")

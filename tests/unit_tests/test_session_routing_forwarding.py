@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from tests.session_workers import METHODS, Reply, Worker, make_app, owned_cookie, running_workers
 
+pytestmark = pytest.mark.usefixtures("hop")
+
 MEGABYTE = 2**20
 
 

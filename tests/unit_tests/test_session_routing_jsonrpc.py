@@ -27,6 +27,7 @@ from nemo_gym.session_routing import (
     remove_socket_dir,
     worker_socket_path,
 )
+from tests.owner_ends import take_request
 from tests.session_workers import (
     FORTNIGHT,
     TOKENS,
@@ -39,6 +40,8 @@ from tests.session_workers import (
     running_workers,
     token_of,
 )
+
+pytestmark = pytest.mark.usefixtures("hop")
 
 GONE = "b" * 32
 MEGABYTE = 2**20
@@ -70,7 +73,7 @@ def socket_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-async def worker(socket_dir: Path) -> AsyncIterator[Worker]:
+async def worker(socket_dir: Path, hop: str) -> AsyncIterator[Worker]:
     async with running_workers(socket_dir, 1, limit=120, **ASKING) as (worker,):
         yield worker
 
@@ -135,7 +138,7 @@ class TestLostSession:
         self, socket_dir: Path, worker: Worker, owner: str, padding: int
     ) -> None:
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+            await take_request(reader, writer)
             worker_socket_path(socket_dir, owner).unlink()
             writer.close()
 
@@ -349,12 +352,14 @@ class TestForAnEndpointOfItsOwn:
         assert jsonrpc_error_reply(b"garbage", plain) is plain
 
 
-def breaking_off(socket_dir: Path, owner: str, *head: bytes, dies: bool) -> Any:
+def breaking_off(socket_dir: Path, owner: str, status: int, content_type: bytes, *, dies: bool) -> Any:
     """Return an owner's behaviour: it begins a reply so, and breaks it off, being killed or not."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"\r\n".join([*head, b"transfer-encoding: chunked", b"", b"1", b" ", b"2", b" \n", b""]))
+        end = await take_request(reader, writer)
+        end.begin(b"content-type: " + content_type, status=status)
+        end.go_on(b" ")
+        end.go_on(b" \n")
         await writer.drain()
         if dies:
             worker_socket_path(socket_dir, owner).unlink()
@@ -363,7 +368,7 @@ def breaking_off(socket_dir: Path, owner: str, *head: bytes, dies: bool) -> Any:
     return behave
 
 
-JSON_HEAD = (b"HTTP/1.1 200 OK", b"content-type: application/json")
+JSON_HEAD = (200, b"application/json")
 
 
 @pytest.mark.promise("jsonrpc-errors")
@@ -381,12 +386,9 @@ async def test_a_reply_that_was_only_kept_alive_and_then_broken_off_ends_with_th
 
 
 @pytest.mark.promise("broken-reply-shows")
-@pytest.mark.parametrize(
-    "head",
-    [(b"HTTP/1.1 200 OK", b"content-type: text/plain"), (b"HTTP/1.1 202 Accepted", b"content-type: application/json")],
-)
+@pytest.mark.parametrize("head", [(200, b"text/plain"), (202, b"application/json")])
 async def test_any_other_reply_that_is_broken_off_stays_so(
-    head: tuple[bytes, ...], socket_dir: Path, worker: Worker, owner: str
+    head: tuple[int, bytes], socket_dir: Path, worker: Worker, owner: str
 ) -> None:
     async with fake_owner(socket_dir, breaking_off(socket_dir, owner, *head, dies=True), owner):
         assert not (await post(worker, CALL, token_of(owner))).complete

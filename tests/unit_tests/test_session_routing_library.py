@@ -37,6 +37,7 @@ async def test_a_call_may_last_as_long_as_its_client_waits() -> None:
 
 
 @pytest.mark.promise("no-connection-limit")
+@pytest.mark.usefixtures("hop")
 async def test_handlers_that_call_their_own_server_do_not_wait_for_each_other(socket_dir: Path) -> None:
     """The limit of 100 connections would let the outer calls take all, and the inner ones wait for ever."""
     doors: list[Worker] = []
@@ -54,6 +55,7 @@ async def test_handlers_that_call_their_own_server_do_not_wait_for_each_other(so
 
 
 @pytest.mark.promise("cookies-not-stored")
+@pytest.mark.usefixtures("hop")
 async def test_cookies_of_one_reply_are_not_sent_with_the_next_request(socket_dir: Path) -> None:
     async def give(_: Request) -> Response:
         response = Response("ok")
@@ -69,6 +71,7 @@ async def test_cookies_of_one_reply_are_not_sent_with_the_next_request(socket_di
 
 
 @pytest.mark.promise("compressed-untouched")
+@pytest.mark.usefixtures("hop")
 async def test_compressed_bodies_stay_compressed_in_both_directions(socket_dir: Path) -> None:
     packed = gzip.compress(b"a body" * 10_000)
 
@@ -101,6 +104,7 @@ async def test_the_target_is_not_made_tidy(pair: tuple[Worker, Worker], target: 
 
 @pytest.mark.promise("large-reply-headers")
 @pytest.mark.parametrize(("number", "length"), [(1, 8_191), (1, 100_000), (101, 10), (400, 500)])
+@pytest.mark.usefixtures("hop")
 async def test_reply_headers_may_be_longer_and_more_than_a_client_takes(
     socket_dir: Path, number: int, length: int
 ) -> None:

@@ -25,6 +25,7 @@ from nemo_gym.session_routing import (
     remove_socket_dir,
     worker_socket_path,
 )
+from tests.owner_ends import take_request
 from tests.session_workers import (
     COOKIE,
     Reply,
@@ -36,6 +37,8 @@ from tests.session_workers import (
     owned_cookie,
     running_workers,
 )
+
+pytestmark = pytest.mark.usefixtures("hop")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def tmp_socket_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-async def worker(socket_dir: Path) -> AsyncIterator[Worker]:
+async def worker(socket_dir: Path, hop: str) -> AsyncIterator[Worker]:
     async with running_workers(socket_dir, 1, limit=120) as (worker,):
         yield worker
 
@@ -134,7 +137,7 @@ class TestDiesAfterItTookTheRequest:
     @pytest.mark.promise("died-after-taking", "typed-410")
     async def test_without_a_reply(self, socket_dir: Path, worker: Worker, gone: str) -> None:
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+            await take_request(reader, writer)
             worker_socket_path(socket_dir, gone).unlink()
             writer.close()
 
@@ -144,19 +147,17 @@ class TestDiesAfterItTookTheRequest:
                 assert_gone(reply, may_have_run=True)
 
     @pytest.mark.promise("broken-reply-shows")
-    @pytest.mark.parametrize("framing", [b"content-length: 99", b"transfer-encoding: chunked"])
-    async def test_in_the_middle_of_its_reply(self, socket_dir: Path, worker: Worker, framing: bytes) -> None:
+    async def test_in_the_middle_of_its_reply(self, socket_dir: Path, worker: Worker) -> None:
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n")
-            writer.write(b"3\r\nabc\r\n")
+            end = await take_request(reader, writer)
+            end.begin()
+            end.go_on(b"abc")
             await writer.drain()
             writer.close()
 
         async with fake_owner(socket_dir, die) as cookie:
             reply = await worker.request("/x", cookie=cookie)
-        assert reply.status == 200
-        assert not reply.complete
+        assert (reply.status, reply.body, reply.complete) == (200, b"abc", False)
 
 
 @pytest.mark.promise("no-reply-is-502", "sent-once")
@@ -251,8 +252,7 @@ class TestBusy:
 
 async def answer_if_asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(asyncio.IncompleteReadError):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        (await take_request(reader, writer)).answer(b"ok")
     writer.close()
 
 
@@ -297,8 +297,7 @@ async def test_many_dead_owners_leave_nothing_behind(tmp_socket_dir: Path) -> No
     async def keep_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            (await take_request(reader, writer)).answer(b"ok")
             await reader.read()
         writer.close()
 

@@ -25,6 +25,7 @@ from nemo_gym.session_routing import (
     remove_socket_dir,
     route_path,
 )
+from nemo_gym.session_routing.forwarding import HopName
 from tests.session_workers import (
     FORTNIGHT,
     TOKEN_HEADER,
@@ -42,7 +43,7 @@ GONE = "b" * 32
 
 
 @pytest.fixture(scope="module")
-async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
+async def pair(hop: HopName) -> AsyncIterator[tuple[Worker, Worker]]:
     path = create_socket_dir()
     async with running_workers(path, limit=120, **TOKENS) as (here, there):
         yield here, there

@@ -17,6 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from nemo_gym.session_routing import create_socket_dir, remove_socket_dir
+from nemo_gym.session_routing.forwarding import HopName
 from tests.session_workers import METHODS, Reply, Worker, make_app, owned_cookie, running_workers
 
 TOKEN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~"
@@ -59,7 +60,7 @@ async def make_reply(request: Request) -> Response:
 
 
 @pytest.fixture(scope="module")
-async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
+async def pair(hop: HopName) -> AsyncIterator[tuple[Worker, Worker]]:
     socket_dir = create_socket_dir()
     routes: list[Any] = [Route("/make", make_reply, methods=["POST"]), WebSocketRoute("/talk", say_and_close)]
     async with running_workers(socket_dir, 2, lambda: make_app(*routes), limit=120) as (

@@ -35,6 +35,13 @@ from tests.session_workers import (
     running_workers,
 )
 
+
+@pytest.fixture(scope="module")
+def hop() -> str:
+    """WebSockets go the same way whatever the hop of HTTP requests."""
+    return "frames"
+
+
 MEGABYTE = 2**20
 FORTNIGHT = 14 * 24 * 60 * 60
 LEFT_WITHOUT_A_WORD = 1005

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import time
@@ -20,13 +19,7 @@ if __name__ == "__mp_main__" and (Path(os.environ["BUILDS"]).parent / "broken").
 
 
 def workers_of(server: Process) -> list[psutil.Process]:
-    """The workers; multiprocessing's resource tracker is a child too."""
-    workers = []
-    for child in server.process.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "spawn_main" in " ".join(child.cmdline()):
-                workers.append(child)
-    return workers
+    return server.workers()
 
 
 def log_lines(server: Process, text: str) -> list[str]:

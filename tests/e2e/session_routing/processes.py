@@ -59,7 +59,7 @@ class Servers:
     def workers(self, name: str) -> dict[str, psutil.Process]:
         """Return the worker processes whose private socket is open, by worker id."""
         found = {}
-        for child in self.main(name).children():
+        for child in self.main(name).children(recursive=True):
             for worker_id in worker_ids_of(child):
                 found[worker_id] = child
         return found
@@ -85,6 +85,12 @@ def client_connections(worker: psutil.Process) -> int:
     connections = worker.net_connections(kind="tcp")
     ports = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
     return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port in ports for one in connections)
+
+
+def private_connections(worker: psutil.Process, worker_id: str) -> int:
+    """Return how many connections to its private socket a worker holds."""
+    ends = [one for one in worker.net_connections(kind="unix") if str(one.laddr).endswith(worker_id)]
+    return len(ends) - 1  # one is the listening socket
 
 
 def is_over(process: psutil.Process) -> bool:

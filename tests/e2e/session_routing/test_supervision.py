@@ -10,8 +10,18 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from nemo_gym.global_config import load_global_config
 from tests.e2e.session_routing.clients import Client, Reply
-from tests.e2e.session_routing.processes import Folders, Servers, is_frozen, is_over, probe_deployed, until
+from tests.e2e.session_routing.processes import (
+    HERE,
+    Folders,
+    Servers,
+    deployed,
+    is_frozen,
+    is_over,
+    probe_deployed,
+    until,
+)
 
 SESSIONS = 24
 
@@ -29,6 +39,15 @@ async def numbered(servers: Servers, name: str) -> AsyncIterator[list[Client]]:
         yield clients
     finally:
         await asyncio.gather(*(client.close() for client in clients))
+
+
+async def test_a_deployment_is_ready_when_all_workers_serve(folders: Folders) -> None:
+    config = load_global_config([HERE / "probe.yaml"], working_dir=folders.work)
+    async with deployed(config, folders.work) as servers:
+        workers = servers.workers("probe")
+        assert len(workers) == servers.instance("probe").num_workers
+        # Forked: none is the main process's own child.
+        assert servers.main("probe").pid not in {worker.ppid() for worker in workers.values()}
 
 
 def lost(reply: Reply) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -394,3 +396,29 @@ async def test_requests_of_one_connection_are_answered_in_order_under_the_watch(
             assert head.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(len('{"size":0}')) == b'{"size":%d}' % size
         writer.close()
+
+
+async def test_a_request_that_took_long_leaves_nothing_to_the_garbage_collector() -> None:
+    class Server:
+        async def receive(self) -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Message) -> None:
+        pass
+
+    server = Server()
+    seen = weakref.ref(server)
+    gc.disable()
+    try:
+        await DisconnectMiddleware(app, delay=0.0)({"type": "http"}, server.receive, send)
+        del server
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,328 @@
+"""Which worker a new session goes to: the least loaded one, and not whichever won the race to accept its connection.
+
+A worker's load is the number of sessions that it holds. It keeps a new session unless it holds clearly more than the
+least loaded worker, so that with an even load nothing is forwarded. Among workers that hold as much, those are
+preferred of which fewer sessions have ended lately: many short sessions are a load too. A worker that holds far less
+than the others, as one does that has just started, is filled up by turns with them, for otherwise it alone would have
+all the beginnings.
+
+Where the loads can't be shared, new sessions stay where they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from starlette.types import Message, Receive, Scope
+
+from nemo_gym.session_routing.body_field import BodyId
+from nemo_gym.session_routing.loads import SharedLoads
+from nemo_gym.session_routing.ownership import Claim, route_path
+
+_FILE: Final = "loads"
+_NEW_KEY: Final = "nemo_gym.session_routing.new_session"
+
+_SLACK: Final = 1  # more than the least loaded worker, and a thirty-second of its load
+_SLACK_SHIFT: Final = 5
+_ENDED_SLACK: Final = 8  # ends lately, and an eighth of the other's
+_ENDED_SLACK_SHIFT: Final = 3
+_LARGEST_LEAD: Final = 64  # and a quarter of the own load; beyond it the others take turns
+_LARGEST_LEAD_SHIFT: Final = 2
+
+_MARKS: Final = 1 << 17
+_FORGET_S: Final = 1800.0
+_LARGEST_KEPT: Final = 65_536  # bytes; of larger bodies nothing is read before the worker is reached
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What an application has to say of its sessions, so that they can be placed and counted.
+
+    Attributes:
+        session_key: The key in the session under which its id stands; None where there is none. Then an end is never
+            noticed, and a session counts for half an hour to an hour.
+        first_path: A route of which every good reply begins the request's session, unless it is held already.
+        last_path: The route whose good reply ends the request's session. A session that has no such end is forgotten
+            after half an hour to an hour.
+        ignored_paths: Routes outside of sessions.
+        when_ended: Takes a callback that is to be given each ended session's id, where the application counts the
+            ends itself: then `last_path` means nothing, and no session is forgotten before its end.
+    """
+
+    session_key: str | None = None
+    first_path: str | None = None
+    last_path: str | None = None
+    ignored_paths: Collection[str] = field(default_factory=frozenset)
+    when_ended: Callable[[Callable[[str], None]], None] | None = None
+
+
+class HeldSessions:
+    """Which sessions a worker holds, marked in a table of fixed size: one session, one byte.
+
+    A session that begins or ends twice counts once. Of sessions that share a byte one is counted, which in a table
+    this large is rare.
+    """
+
+    def __init__(self) -> None:
+        self._marks = bytearray(_MARKS)
+        self._generation = 1
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def begin(self, session: object) -> None:
+        """Mark a session as held."""
+        place = hash(session) % _MARKS
+        self._count += not self._marks[place]
+        self._marks[place] = self._generation
+
+    def end(self, session: object) -> bool:
+        """Take the mark away; False where there was none."""
+        place = hash(session) % _MARKS
+        if not self._marks[place]:
+            return False
+        self._marks[place] = 0
+        self._count -= 1
+        return True
+
+    def forget(self) -> None:
+        """Forget the sessions that were begun before the last call of this method."""
+        older = 3 - self._generation
+        forgotten = self._marks.count(older)
+        if forgotten:
+            self._marks = self._marks.replace(bytes([older]), b"\0")
+            self._count -= forgotten
+        self._generation = older
+
+
+class Placer:
+    """Places new sessions, and counts those that this worker holds.
+
+    Args:
+        placement: What the application says of its sessions.
+        socket_dir: The directory of the workers' sockets, in which the file of the loads is.
+        worker_id: This worker.
+    """
+
+    def __init__(self, placement: Placement, socket_dir: Path | str, worker_id: str) -> None:
+        self._placement = placement
+        self._path = Path(socket_dir) / _FILE
+        self._worker_id = worker_id
+        self._held = HeldSessions()
+        self._begun = 0
+        self._turn = 0
+        self._loads: SharedLoads | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._unchain: Callable[[], None] | None = None
+        if placement.when_ended is not None:
+            placement.when_ended(self._end)
+
+    @property
+    def held(self) -> int:
+        """How many sessions this worker holds."""
+        return len(self._held)
+
+    @property
+    def loads(self) -> SharedLoads | None:
+        """The loads of all workers; None where they are not shared."""
+        return self._loads
+
+    def start(self) -> None:
+        """Take part, now that this worker can be reached; on the running event loop."""
+        try:
+            self._loads = SharedLoads(self._path, self._worker_id)
+        except OSError as error:
+            logger.warning("New sessions stay where they arrive: %s: %s", self._path, error.strerror or error)
+            return
+        self._loads.hold(len(self._held))
+        if self._placement.when_ended is None:
+            self._forget_later()
+        self._unchain = _chain_to_sigterm(self.leave)
+
+    def leave(self) -> None:
+        """Take no more sessions: this worker is going to stop."""
+        if self._loads is not None:
+            self._loads.leave()
+
+    def close(self) -> None:
+        """Take part no longer. Calling it again is harmless."""
+        if self._unchain is not None:
+            self._unchain()
+            self._unchain = None
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        if self._loads is not None:
+            self._loads.close()
+            self._loads = None
+
+    def begins_session(self, scope: Scope, claim: Claim) -> bool:
+        """Tell whether a request may begin a session; what is counted then is decided by its reply."""
+        if (
+            claim.owner is not None
+            or not claim.is_open
+            or scope["type"] != "http"
+            or scope["method"] != "POST"
+            or route_path(scope) in self._placement.ignored_paths
+        ):
+            return False
+        scope[_NEW_KEY] = True
+        return True
+
+    def choose(self, loads: SharedLoads) -> int:
+        """Return the slot of the worker that a new session goes to."""
+        peers = loads.peers()
+        if not peers:
+            return loads.slot
+        own = loads.slot
+        others = [(loads.load(slot), slot) for slot in peers]
+        load, least = min(others)
+        if loads.has_left:
+            return least
+        mine = loads.load(own)
+        lead = mine - load
+        if lead > _LARGEST_LEAD + (mine >> _LARGEST_LEAD_SHIFT):
+            self._turn = (self._turn + 1) % len(others)
+            load, least = others[self._turn]
+            lead = mine - load
+        if lead > _SLACK + (load >> _SLACK_SHIFT):
+            return least
+        if lead < 0:
+            return own
+        own_ended = loads.ended(own)
+        if own_ended <= _ENDED_SLACK:
+            return own
+        ended, slot = min((loads.ended(slot), slot) for load, slot in others if load <= mine)
+        return slot if own_ended > ended + _ENDED_SLACK + (ended >> _ENDED_SLACK_SHIFT) else own
+
+    def note_reply(self, scope: Scope, status: int, *, is_stamped: bool) -> None:
+        """Count the session that a reply begins.
+
+        Args:
+            scope: The request's scope.
+            status: The reply's.
+            is_stamped: The session gets its owner with this reply.
+        """
+        if status >= 400 or scope["method"] != "POST":
+            return
+        begins = (is_stamped and _NEW_KEY in scope) or (
+            self._placement.first_path is not None and route_path(scope) == self._placement.first_path
+        )
+        if begins:
+            self._held.begin(self._name(scope["session"]))
+            self._publish()
+
+    def ends_session(self, scope: Scope) -> bool:
+        """Tell whether a good reply to a request ends its session."""
+        last = self._placement.last_path
+        return (
+            last is not None
+            and self._placement.when_ended is None
+            and scope["method"] == "POST"
+            and route_path(scope) == last
+        )
+
+    def note_end(self, scope: Scope) -> None:
+        """Count the end of a request's session."""
+        key = self._placement.session_key
+        if key is not None:
+            self._end(str(scope["session"].get(key)))
+
+    def _name(self, session: Mapping[str, Any]) -> object:
+        key = self._placement.session_key
+        if key is not None and session.get(key) is not None:
+            return str(session[key])
+        self._begun += 1
+        return self._begun
+
+    def _end(self, session: object) -> None:
+        if self._held.end(session):
+            self._publish()
+            if self._loads is not None:
+                self._loads.note_end()
+
+    def _publish(self) -> None:
+        if self._loads is not None:
+            self._loads.hold(len(self._held))
+
+    def _forget_later(self) -> None:
+        def forget() -> None:
+            self._held.forget()
+            self._publish()
+            self._forget_later()
+
+        self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
+
+
+class KeptBody:
+    """A request's body, kept as it passes while it is small, so that it can be received once more.
+
+    Args:
+        receive: The request's ASGI receive; the one to use instead is this object's `receive`.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: deque[Message] = deque()
+        self._size = 0
+
+    async def receive(self) -> Message:
+        """Receive the next event, and keep it."""
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        if self._size <= _LARGEST_KEPT:
+            self._messages.append(message)
+        else:
+            self._messages.clear()
+        return message
+
+    def again(self) -> Receive | None:
+        """Return an ASGI receive that begins with what has passed; None where that was too much."""
+        if self._size > _LARGEST_KEPT:
+            return None
+
+        async def replay() -> Message:
+            return self._messages.popleft() if self._messages else await self._receive()
+
+        return replay
+
+
+def names_no_session(found: BodyId | None) -> bool:
+    """Tell whether a body leaves it open which session its request belongs to."""
+    return found is None or (found.value is None and found.problem is None)
+
+
+def _chain_to_sigterm(notice: Callable[[], None]) -> Callable[[], None] | None:
+    """Have `notice` called when this process is told to stop, which the application hears of much later.
+
+    Returns:
+        What takes that back; None where signals are not handled here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler):
+        return None
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(notice)
+        handler(number, frame)
+
+    def unchain() -> None:
+        if signal.getsignal(signal.SIGTERM) is stop:
+            signal.signal(signal.SIGTERM, handler)
+
+    signal.signal(signal.SIGTERM, stop)
+    return unchain

@@ -1,0 +1,344 @@
+"""The loads that workers share, and the worker that is chosen by them: many workers, simulated over one file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from nemo_gym.session_routing.loads import SLOTS, SharedLoads
+from nemo_gym.session_routing.placement import HeldSessions, Placement, Placer
+
+
+class Clock:
+    """A clock that goes on when it is told to, and by more than a look's interval."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def go_on(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+
+
+class Member:
+    """One worker: its loads, its choice, and the sessions that it holds."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.worker_id = uuid.uuid4().hex
+        self.loads = SharedLoads(path, self.worker_id, clock=clock)
+        self.placer = Placer(Placement(), path.parent, self.worker_id)
+        self.held = 0
+
+    def hold(self, sessions: int) -> None:
+        self.held = sessions
+        self.loads.hold(sessions)
+
+    def end(self) -> None:
+        self.hold(self.held - 1)
+        self.loads.note_end()
+
+    def kill(self) -> None:
+        """Let go of the lock and leave all else as it is, as the kernel does with a killed worker."""
+        unlock = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(self.loads.fileno(), fcntl.F_OFD_SETLK, unlock)
+
+
+class Members:
+    """The workers of one server."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path = path
+        self.clock = Clock()
+        self.all = [Member(path, self.clock) for _ in range(number)]
+        self.clock.go_on()
+
+    def join(self) -> Member:
+        self.all.append(Member(self.path, self.clock))
+        self.clock.go_on()
+        return self.all[-1]
+
+    def at(self, slot: int) -> Member:
+        (found,) = (member for member in self.all if member.loads.slot == slot)
+        return found
+
+    def chosen_by(self, member: Member) -> Member:
+        return self.at(member.placer.choose(member.loads))
+
+    def place(self, member: Member) -> Member:
+        """Let a session that `member` accepts begin, and be answered."""
+        chosen = self.chosen_by(member)
+        chosen.hold(chosen.held + 1)
+        return chosen
+
+    def held(self) -> list[int]:
+        return [member.held for member in self.all]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "loads"
+
+
+@pytest.fixture
+def four(path: Path) -> Iterator[Members]:
+    members = Members(path, 4)
+    yield members
+    for member in members.all:
+        member.loads.close()
+
+
+def test_each_worker_sees_the_loads_of_all(four: Members) -> None:
+    for load, member in enumerate(four.all):
+        member.hold(load)
+
+    seen = [member.loads.snapshot() for member in four.all]
+
+    assert seen == [{member.worker_id: load for load, member in enumerate(four.all)}] * 4
+
+
+def test_what_is_on_its_way_counts_at_once_until_it_is_answered(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    counted = [sender.loads.sent(target.loads.slot) for _ in range(3)]
+
+    assert other.loads.load(target.loads.slot) == 3
+    for worker in counted:
+        sender.loads.answered(target.loads.slot, worker)
+    assert other.loads.load(target.loads.slot) == 0
+
+
+@pytest.mark.promise("placement-forgets-the-dead")
+def test_a_killed_worker_leaves_nothing_behind(four: Members) -> None:
+    victim, sender, *others = four.all
+    for member in four.all:
+        member.loads.peers()
+    victim.hold(50)
+    victim.loads.sent(sender.loads.slot)
+    counted = sender.loads.sent(victim.loads.slot)
+    victim.kill()
+
+    assert sender.loads.snapshot() == {member.worker_id: 0 for member in (sender, *others)}
+    replacement = four.join()
+    assert replacement.loads.slot == victim.loads.slot
+    assert others[0].loads.snapshot()[replacement.worker_id] == 0
+    # The answer to what was on its way to the dead one comes late.
+    sender.loads.answered(victim.loads.slot, counted)
+    assert others[0].loads.snapshot()[replacement.worker_id] == 0
+
+
+@pytest.mark.promise("placement-forgets-the-dead")
+def test_a_worker_that_has_just_died_is_not_taken_for_one_that_runs(four: Members) -> None:
+    here, there, *_ = four.all
+    assert there.loads.slot in here.loads.peers()
+
+    there.kill()
+
+    assert here.loads.worker_at(there.loads.slot) is None
+    assert there.loads.slot not in here.loads.peers()
+
+
+def test_a_worker_that_leaves_is_not_chosen_and_chooses_others(four: Members) -> None:
+    here, leaving, *_ = four.all
+    for member in four.all:
+        member.hold(10)
+    leaving.hold(0)
+    assert four.chosen_by(here) is leaving
+
+    leaving.loads.leave()
+
+    assert here.loads.worker_at(leaving.loads.slot) is None
+    assert four.chosen_by(here) is not leaving
+    assert four.chosen_by(leaving) is not leaving
+    assert leaving.worker_id not in leaving.loads.snapshot()
+
+
+def test_a_worker_that_can_not_be_reached_stays_out(four: Members) -> None:
+    here, there, *_ = four.all
+
+    here.loads.unreachable(there.worker_id)
+
+    assert there.loads.slot not in here.loads.peers()
+    four.clock.go_on()
+    assert there.loads.slot not in here.loads.peers()
+
+
+def test_more_workers_than_slots(path: Path) -> None:
+    members = Members(path, SLOTS)
+    try:
+        with pytest.raises(OSError, match="all 64 slots"):
+            Member(path, members.clock)
+        members.all[7].loads.close()
+        assert members.join().loads.slot == 7
+    finally:
+        for member in members.all:
+            member.loads.close()
+
+
+@pytest.mark.promise("placement-even")
+def test_the_first_of_many_are_spread_before_one_of_them_is_answered(four: Members) -> None:
+    acceptor = four.all[2]
+    for _ in range(400):
+        acceptor.loads.sent(acceptor.placer.choose(acceptor.loads))
+
+    loads = acceptor.loads.snapshot().values()
+    assert sum(loads) == 400
+    assert max(loads) < 1.1 * min(loads)
+
+
+@pytest.mark.promise("placement-even")
+@pytest.mark.parametrize("weights", [(1, 0, 0, 0), (1, 47, 11, 6), (1, 1, 1, 1)])
+@pytest.mark.parametrize("at_once", [1, 3, 40, 400])
+def test_sessions_of_uneven_length(four: Members, weights: tuple[int, ...], at_once: int) -> None:
+    random = Random(at_once)
+    under_way: list[tuple[float, Member]] = []
+    begun = {member.worker_id: 0 for member in four.all}
+    now = 0.0
+    for _ in range(1200):
+        if len(under_way) == at_once:
+            under_way.sort(key=lambda session: session[0])
+            now, ending = under_way.pop(0)
+            ending.end()
+        chosen = four.place(random.choices(four.all, weights)[0])
+        begun[chosen.worker_id] += 1
+        under_way.append((now + random.choice([1, 2, 3, 5, 10, 30, 100]) * random.uniform(0.8, 1.2), chosen))
+
+    assert max(begun.values()) < 1.25 * min(begun.values())
+    if at_once > 40:
+        assert max(four.held()) < 1.25 * min(four.held())
+    assert max(four.held()) - min(four.held()) <= 4 + at_once // 32
+
+
+@pytest.mark.promise("placement-even")
+def test_with_an_even_load_every_session_stays(four: Members) -> None:
+    random = Random(4)
+    for _ in range(200):
+        for member in random.sample(four.all, 4):
+            assert four.place(member) is member
+        if four.all[0].held > 20:
+            for member in four.all:
+                member.end()
+
+
+@pytest.mark.promise("placement-even")
+@pytest.mark.parametrize("number", [4, 16])
+def test_a_worker_that_has_just_started_is_not_flooded(path: Path, number: int) -> None:
+    members = Members(path, number)
+    for member in members.all[1:]:
+        member.hold(10_000)
+    begun = 200 * number
+    random = Random(number)
+
+    chosen = [members.place(random.choice(members.all)) for _ in range(begun)]
+
+    share = chosen.count(members.all[0]) / begun
+    assert 1.5 / number < share < 2.5 / number
+    for member in members.all:
+        member.loads.close()
+
+
+def test_ends_of_long_ago_count_no_longer(four: Members) -> None:
+    here, *others = four.all
+    here.hold(100)
+    for _ in range(100):
+        here.end()
+    assert four.chosen_by(here) in others
+
+    four.clock.go_on(60)
+
+    assert four.chosen_by(here) is here
+
+
+def test_a_worker_alone_keeps_all(path: Path) -> None:
+    members = Members(path, 1)
+    assert members.place(members.all[0]) is members.all[0]
+    members.all[0].loads.close()
+
+
+def test_a_file_that_can_not_be_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SharedLoads(tmp_path / "missing" / "loads", uuid.uuid4().hex)
+    (tmp_path / "a folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        SharedLoads(tmp_path / "a folder", uuid.uuid4().hex)
+
+
+def test_a_session_that_begins_or_ends_twice_counts_once() -> None:
+    held = HeldSessions()
+    for session in ("a", "b", "a"):
+        held.begin(session)
+    assert len(held) == 2
+    assert [held.end("a"), held.end("a"), held.end("never begun")] == [True, False, False]
+    assert len(held) == 1
+
+
+def test_a_session_without_an_end_is_forgotten() -> None:
+    held = HeldSessions()
+    held.begin("old")
+    held.forget()
+    held.begin("young")
+    assert len(held) == 2
+    held.forget()
+    assert len(held) == 1
+    assert held.end("young")
+    held.forget()
+    assert len(held) == 0
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "send", "answer", "end", "join", "kill", "leave", "look"]), st.integers(0)
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.promise("placement-forgets-the-dead")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events)
+def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tuple[str, int]]) -> None:
+    members = Members(tmp_path / uuid.uuid4().hex, 3)
+    # Who sent to whom, and what has to be given back for it.
+    on_the_way: list[tuple[Member, Member, str | None]] = []
+    gone: list[Member] = []
+    for kind, number in events:
+        if kind == "join" and len(members.all) < 6:
+            members.join()
+        if not members.all:
+            continue
+        member = members.all[number % len(members.all)]
+        if kind == "send":
+            chosen = members.chosen_by(member)
+            on_the_way.append((member, chosen, member.loads.sent(chosen.loads.slot)))
+        elif kind == "answer" and on_the_way:
+            sender, chosen, counted = on_the_way.pop(number % len(on_the_way))
+            if sender in members.all:
+                sender.loads.answered(chosen.loads.slot, counted)
+            if chosen in members.all:
+                chosen.hold(chosen.held + 1)
+        elif kind == "end" and member.held:
+            member.end()
+        elif kind in ("kill", "leave"):
+            member.kill() if kind == "kill" else member.loads.leave()
+            members.all.remove(member)
+            gone.append(member)
+        members.clock.go_on()
+        expected = {
+            one.worker_id: one.held + sum(s in members.all and to is one for s, to, _ in on_the_way)
+            for one in members.all
+        }
+        for one in members.all:
+            one.loads.peers()
+        for one in members.all:
+            assert one.loads.snapshot() == expected
+    for member in members.all:
+        member.loads.close()
