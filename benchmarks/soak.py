@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.harness.processes import workers_of
 from nemo_gym.conformance.replay import Connections
 from nemo_gym.deployment import Deployment
 from nemo_gym.global_config import GlobalConfig, load_global_config
@@ -156,8 +157,7 @@ async def is_right(connections: Connections, number: int) -> bool:
 
 def take_sample(pid: int, sessions: int, seconds: float) -> Sample:
     """Look at the workers of the server whose main process is `pid`."""
-    children = psutil.Process(pid).children()
-    workers = [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+    workers = [psutil.Process(worker) for worker in workers_of(pid)]
     return Sample(
         sessions,
         round(seconds, 1),

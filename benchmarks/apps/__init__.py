@@ -1,0 +1,1 @@
+"""What the framework is compared with."""
