@@ -82,5 +82,5 @@ def checks_of(table: Table) -> list[Check]:
         cpu(2, "foreign client, 4 workers / no routing", OURS_4, UNROUTED_4, 1.25),
         cpu(3, "ServerClient, 4 workers / no routing", STRAIGHT, CLIENT_UNROUTED, 1.05),
         cpu(3, "ServerClient, 4 workers / HAProxy", STRAIGHT, CLIENT_HAPROXY, 1.0),
-        cpu(6, "hop by httptools / hop by aiohttp", OURS_4, AIOHTTP, 1.0),
+        cpu(6, "hop in frames / hop by aiohttp", OURS_4, AIOHTTP, 1.0),
     ]
