@@ -215,7 +215,7 @@ class ServerProcess:
         instance = self.instance
         tail = self.log_tail()
         lines = [f"{instance.name} ({instance.kind}/{instance.implementation}) {problem}"]
-        cause = find_cause(tail)
+        cause = find_cause(tail, ended=not self.is_running)
         if any(_PORT_TAKEN.search(line) for line in tail):
             cause = f"port {instance.port} on {instance.host} is in use by another program"
         if cause:
@@ -242,11 +242,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def find_cause(log_lines: list[str]) -> str | None:
-    """Return the line of a log that most likely says why its process ended.
+def find_cause(log_lines: list[str], *, ended: bool = True) -> str | None:
+    """Return the line of a log that most likely says why its process ended, or why it is not ready.
 
     That is the last line which names an exception, else the last that was logged as an error (and does not only say
-    that there is one), else the last one that was not logged as ordinary news.
+    that there is one), else, where the process has ended, the last one that was not logged as ordinary news.
     """
     newest_first = log_lines[::-1]
     named = next((line for line in newest_first if _ERROR_LINE.match(line)), None)
@@ -254,5 +254,7 @@ def find_cause(log_lines: list[str]) -> str | None:
         return named
     matches = (_ERROR_LOG.match(line) for line in newest_first if ERROR_STANDS_ABOVE not in line)
     logged = next((match["text"] for match in matches if match), None)
+    if logged or not ended:
+        return logged
     others = (line.strip() for line in newest_first if not _ORDINARY_LOG.match(line))
-    return logged or next(filter(None, others), None)
+    return next(filter(None, others), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -18,9 +19,13 @@ class StopSignals:
     What stands inside treats the first cancellation as "stop in good order" and one that comes while it is
     stopping as "stop now"; so the second Ctrl-C needs no code of its own. A signal that the process was started
     with ignored (`nohup`) stays ignored. Needs the main thread.
+
+    Args:
+        on_signal: Called at each of them, before anything is stopped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_signal: Callable[[signal.Signals], object] = lambda _: None) -> None:
+        self._on_signal = on_signal
         self._received: list[signal.Signals] = []
         self._installed: list[signal.Signals] = []
         self._task: asyncio.Task[object] | None = None
@@ -51,5 +56,6 @@ class StopSignals:
 
     def _receive(self, signum: signal.Signals) -> None:
         self._received.append(signum)
+        self._on_signal(signum)
         assert self._task is not None
         self._task.cancel()

@@ -32,7 +32,7 @@ _SERVING: Final = (
 
 def can_fork_workers() -> bool:
     """Whether workers can be forked from a template here: elsewhere than on Linux, system libraries forbid it."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    return sys.platform == "linux" and hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,12 +1,14 @@
 """The main process of a server with several workers: uvicorn's supervisor, made patient and prompt.
 
-Nothing here waits for a worker. One that dies is replaced at once, and one that has served and then does not answer
-for `timeout_worker_healthcheck` seconds is killed and replaced. uvicorn waits for one worker's answer, start or end
-at a time: with limits long enough for busy workers, a death or a signal would go unnoticed for as long.
+While it serves, nothing here waits for a worker, save for the end of one that was killed; and forking one waits for the
+template, at most for some seconds. A worker that dies is replaced at once, and one that has served and then does not
+answer for `timeout_worker_healthcheck` seconds is killed and replaced. uvicorn waits for one worker's answer, start or
+end at a time: with limits long enough for busy workers, a death or a signal would go unnoticed for as long.
 
 Starting up has no limit, for a worker may load much. One that ends before it has served is replaced after a pause
-that grows, so that a broken worker doesn't burn the machine; when that happens before all the first workers have
-served, the server has failed to start.
+that grows, so that a broken worker doesn't burn the machine; likewise one that the system refuses to start, for want of
+memory, processes or descriptors. When that happens before all the first workers have served, the server has failed to
+start. At the end, those that have served get their grace; one that has not is ended almost at once.
 
 Workers are forked from the template where there is one (see `template`), else spawned, as they are once it is gone.
 """
@@ -31,6 +33,10 @@ from nemo_gym.server.workers import ALL_SERVE, ForkedWorker, Worker
 
 # Added to the workers' own grace: a worker that is not gone by then won't go by itself.
 _JOIN_MARGIN_S: Final = 3.0
+# For a worker that has not served when it is to end: nobody waits for anything that it does.
+_GRACE_BEFORE_SERVING_S: Final = 1.0
+# At the end, for all answers of those that have not been known to serve.
+_LAST_ANSWERS_S: Final = 0.3
 _ROUND_S: Final = 0.5
 # While workers start, so that it is known at once when all of them serve.
 _STARTING_ROUND_S: Final = 0.02
@@ -58,7 +64,7 @@ class Supervisor(Multiprocess):
         template: What to fork workers from; None to spawn them. It is closed at the end of `run`.
 
     Attributes:
-        startup_failed: Whether the server never came up, as a worker ended before it had served.
+        startup_failed: Whether the server never came up, as a worker was refused or ended before it had served.
     """
 
     def __init__(self, config: Config, sockets: list[socket], template: WorkerTemplate | None = None) -> None:
@@ -80,7 +86,8 @@ class Supervisor(Multiprocess):
             self.init_processes()
             while not self.should_exit.wait(_ROUND_S if self._all_have_served else _STARTING_ROUND_S):
                 self.handle_signals()
-                self.keep_subprocess_alive()
+                if not self.should_exit.is_set():
+                    self.keep_subprocess_alive()
             self.terminate_all()
             self.join_all()
         finally:
@@ -90,16 +97,19 @@ class Supervisor(Multiprocess):
 
     def init_processes(self) -> None:
         """Start the first workers."""
-        for _ in range(self.processes_num):
-            self._start_worker()
+        while len(self.processes) < self.processes_num and self._start_worker() is not None:
+            pass
 
     def keep_subprocess_alive(self) -> None:
-        """Replace the workers that are dead or have not answered in time; never waits for one."""
+        """Replace the workers that are dead or have not answered in time."""
         now = time.monotonic()
         self._watches = {worker: self._watches.get(worker) or _Watch() for worker in self.processes}
         for worker, watch in self._watches.items():
             if worker.process.is_alive() and self._answers(worker, watch, now):
                 continue
+            if self._was_told_to_stop():
+                # What has told this process may have told the workers too: their ends mean nothing.
+                return
             worker.kill()
             worker.join()
             self.processes.remove(worker)
@@ -112,7 +122,8 @@ class Supervisor(Multiprocess):
         self._see_off(now)
         wanted = self.processes_num + (self._newcomer is not None)
         while len(self.processes) < wanted and now >= self._start_again_at:
-            self._start_worker()
+            if self._start_worker() is None:
+                break
 
     def handle_hup(self) -> None:
         """Replace all workers, one at a time: each leaves when its replacement serves (SIGHUP)."""
@@ -122,8 +133,8 @@ class Supervisor(Multiprocess):
     def handle_ttin(self) -> None:
         """Add a worker (SIGTTIN)."""
         logger.info("Received SIGTTIN: adding a worker")
+        # The round that follows starts it.
         self.processes_num += 1
-        self._start_worker()
 
     def handle_ttou(self) -> None:
         """Take one worker away (SIGTTOU)."""
@@ -135,25 +146,61 @@ class Supervisor(Multiprocess):
         if len(self.processes) > self.processes_num:
             self._retire(self.processes[-1])
 
+    def terminate_all(self) -> None:
+        """Ask the workers to finish."""
+        self._ask_once_more()
+        for worker in self.processes:
+            worker.terminate()
+
     def join_all(self) -> None:
         """Wait for the workers to finish what they do, for as long as their grace allows."""
-        deadline = time.monotonic() + self._grace_s
-        for worker in (*self.processes, *self._leaving):
+        now = time.monotonic()
+        deadlines = {**self._leaving, **{worker: now + self._grace_of(worker) for worker in self.processes}}
+        for worker, deadline in sorted(deadlines.items(), key=lambda item: item[1]):
             worker.process.join(max(0.0, deadline - time.monotonic()))
             self._end_by_force(worker)
 
-    @property
-    def _grace_s(self) -> float:
+    def _grace_of(self, worker: Process) -> float:
+        watch = self._watches.get(worker)
+        if watch is None or not watch.served:
+            return _GRACE_BEFORE_SERVING_S
         # The public socket's requests may use up the grace before those of the private one get theirs, and then the
         # ends of the worker's sessions.
         return 3 * (self.config.timeout_graceful_shutdown or 0) + _JOIN_MARGIN_S
 
-    def _start_worker(self) -> Process:
-        worker = self._forked_worker()
-        if worker is None:
-            worker = Worker(self.config, self.sockets)
-            worker.start()
+    def _ask_once_more(self) -> None:
+        """Learn which of the workers have begun to serve since they last answered."""
+        deadline = time.monotonic() + _LAST_ANSWERS_S
+        unsure = [
+            (worker, watch)
+            for worker in self.processes
+            if not (watch := self._watches.setdefault(worker, _Watch())).served
+        ]
+        # The first answer may be to a question asked long before.
+        for _ in range(2):
+            asked = [(worker, watch) for worker, watch in unsure if self._answers(worker, watch, time.monotonic())]
+            for worker, watch in asked:
+                # One that is gone is as good as one that has answered.
+                with suppress(OSError):
+                    worker.parent_conn.poll(max(0.0, deadline - time.monotonic()))
+                self._answers(worker, watch, time.monotonic())
+
+    def _was_told_to_stop(self) -> bool:
+        return self.should_exit.is_set() or not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self.signal_queue)
+
+    def _start_worker(self) -> Process | None:
+        """Start a worker; None where the system refuses it."""
+        try:
+            worker = self._forked_worker() or self._spawned_worker()
+        except OSError as error:
+            self._account_for_refusal(error)
+            return None
         self.processes.append(worker)
+        return worker
+
+    def _spawned_worker(self) -> Worker:
+        worker = Worker(self.config, self.sockets)
+        worker.start()
         return worker
 
     def _forked_worker(self) -> Worker | None:
@@ -164,7 +211,7 @@ class Supervisor(Multiprocess):
             worker.start()
         except TemplateGoneError as error:
             logger.warning("Workers can't be forked any more (%s); spawning them, which takes longer", error)
-            self._template.close()
+            self._template.abandon()
             self._template = None
             return None
         return worker
@@ -195,12 +242,15 @@ class Supervisor(Multiprocess):
         self._to_retire = [worker for worker in self._to_retire if worker in self.processes]
         if self._newcomer is None and self._to_retire:
             self._newcomer = self._start_worker()
+            if self._newcomer is None:
+                logger.error("No replacement could be started: the remaining old workers stay")
+                self._to_retire.clear()
 
     def _retire(self, worker: Process) -> None:
         """Ask a worker to finish; `_see_off` does the rest."""
         self.processes.remove(worker)
         worker.terminate()
-        self._leaving[worker] = time.monotonic() + self._grace_s
+        self._leaving[worker] = time.monotonic() + self._grace_of(worker)
 
     def _see_off(self, now: float) -> None:
         for worker, deadline in list(self._leaving.items()):
@@ -225,15 +275,28 @@ class Supervisor(Multiprocess):
             self.startup_failed = True
             self.should_exit.set()
             return
-        pause = min(_FIRST_PAUSE_S * 2**self._failed_starts, _LONGEST_PAUSE_S)
-        self._failed_starts += 1
-        self._start_again_at = now + pause
         logger.error(
             "Worker %s ended with code %s before it served; starting another in %.0f s",
             worker.pid,
             worker.exitcode,
-            pause,
+            self._pause(now),
         )
+
+    def _account_for_refusal(self, error: OSError) -> None:
+        if not self._all_have_served:
+            logger.error("A worker could not be started: %s", error)
+            self.startup_failed = True
+            self.should_exit.set()
+            return
+        pause = self._pause(time.monotonic())
+        logger.error("A worker could not be started (%s); trying again in %.0f s", error, pause)
+
+    def _pause(self, now: float) -> float:
+        """Begin a pause before the next start, longer than the one before, and return its seconds."""
+        pause: float = min(_FIRST_PAUSE_S * 2**self._failed_starts, _LONGEST_PAUSE_S)
+        self._failed_starts += 1
+        self._start_again_at = now + pause
+        return pause
 
     def _answers(self, worker: Process, watch: _Watch, now: float) -> bool:
         """Whether the worker still counts as healthy; asks it again once it has answered."""

@@ -59,9 +59,23 @@ class ForkedWorker(Worker):
 
         Raises:
             TemplateGoneError: The template does not fork any more.
+            OSError: The system lacks what a worker takes for now.
         """
         descriptors = [self.child_conn.fileno(), *(sock.fileno() for sock in self._sockets)]
-        self.process = self._template.fork(_serve, self.config, descriptors)
+        try:
+            self.process = self._template.fork(_serve, self.config, descriptors)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def terminate(self) -> None:
+        """Ask it to finish."""
+        self.process.terminate()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.parent_conn.close()
+        self.child_conn.close()
 
 
 class _ForkedSelf(Worker):

@@ -643,3 +643,8 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
 )
 def test_the_cause_is_the_line_that_says_most(lines: list[str], cause: str | None) -> None:
     assert find_cause(lines) == cause
+
+
+def test_any_line_is_no_cause_of_a_process_that_still_runs() -> None:
+    assert find_cause(["loading a model"], ended=False) is None
+    assert find_cause(["ValueError: no", "loading a model"], ended=False) == "ValueError: no"

@@ -17,6 +17,8 @@ from tests.server_process import SERVER, WITH_APP, Process, eventually, gone
 SURROUNDINGS = """
 import json
 import random
+import resource
+import signal
 import sys
 import threading
 
@@ -36,7 +38,26 @@ def surroundings() -> dict:
         "is main": module.__dict__ is globals() or vars(module)["Server"] is Server,
         "set by main": os.environ.get("SET_BY_MAIN"),
         "numpy": "numpy" in sys.modules,
+        "umask": umask,
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "processors": sorted(os.sched_getaffinity(0)),
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_STACK")},
+        "users": [os.getresuid(), os.getresgid(), os.getgroups()],
     }
+
+if __name__ == "__main__":
+    os.umask(0o027)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    os.nice(3)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if os.geteuid() == 0:
+        os.setgroups([65534])
+        os.setresgid(65534, 65534, 65534)
+
+umask = os.umask(0o077)
+os.umask(umask)
 
 if __name__ == "__main__":
     (Path(os.environ["BUILDS"]).parent / "main.json").write_text(json.dumps(surroundings()))
@@ -110,6 +131,9 @@ def test_a_main_process_and_its_workers_find_what_they_find_without_the_launcher
     for worker in (*forked, *spawned):
         assert worker["of"] == spawned[0]["of"]
         assert worker["of"]["set by main"] == "yes"
+        assert (worker["of"]["umask"], worker["of"]["blocked"]) == (0o027, [signal.SIGUSR2])
+        assert (worker["of"]["niceness"], worker["of"]["limits"]["RLIMIT_CORE"]) == (forked_main["niceness"], [0, 0])
+        assert len(worker["of"]["processors"]) == 1
         assert worker["taken"] is None
         assert not worker["ignored"]
         assert not worker["of"]["numpy"]
@@ -192,6 +216,55 @@ def test_workers_and_template_hold_no_descriptors_of_each_other(three_workers: P
         eventually(lambda: len(three_workers.workers()) == 3)
     assert template.num_fds() == before
     eventually(lambda: len({open_pipes(worker) for worker in three_workers.workers()}) == 1)
+
+
+@pytest.mark.parametrize("who", ["main process", "template"])
+def test_a_process_short_of_descriptors_starts_a_worker_later(three_workers: Process, who: str) -> None:
+    short = three_workers.process if who == "main process" else three_workers.template()
+    before = three_workers.workers()
+    limits = short.rlimit(psutil.RLIMIT_NOFILE)
+    three_workers.process.send_signal(signal.SIGTTIN)
+    eventually(lambda: len(three_workers.workers()) == 4)
+    eventually(lambda: len(list(three_workers.builds.iterdir())) == 4)
+    held = short.num_fds()
+    short.rlimit(psutil.RLIMIT_NOFILE, (held + 1, limits[1]))
+    three_workers.process.send_signal(signal.SIGTTIN)
+    eventually(lambda: "could not be started" in three_workers.log.read_text())
+    assert three_workers.call("/add")[0] == 200
+    assert all(worker.is_running() for worker in before)
+    assert short.num_fds() == held
+    short.rlimit(psutil.RLIMIT_NOFILE, limits)
+    eventually(lambda: len(list(three_workers.builds.iterdir())) == 5)
+    assert three_workers.process.is_running()
+    assert "Workers can't be forked any more" not in three_workers.log.read_text()
+
+
+def test_a_system_without_files_in_memory_has_its_workers_spawned(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef memfd_create(name, flags=0):\n    raise OSError(38, 'Function not implemented')\n"
+        "os.memfd_create = memfd_create\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        server = start(SERVER + WITH_APP, num_workers=2)
+    server.wait_until_ready()
+    assert len(server.workers()) == 2
+
+
+def test_the_end_of_a_worker_is_known_where_such_signals_are_ignored(start: Callable[..., Process]) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        server = start(SERVER + WITH_APP, num_workers=2)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    server.wait_until_ready()
+    worker = server.workers()[0]
+    worker.kill()
+    eventually(lambda: f"Worker {worker.pid} ended with code -9; starting another" in server.log.read_text())
+    eventually(lambda: len(list(server.builds.iterdir())) == 3)
+    assert "Workers can't be forked any more" not in server.log.read_text()
 
 
 def open_pipes(process: psutil.Process) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -130,6 +131,54 @@ def test_a_lifespan_that_fails_is_a_failed_start(start: Callable[..., Process], 
     server = start(source + WITH_APP, num_workers=num_workers)
     assert server.process.wait(30) == 1
     assert log_lines(server, "no database")
+
+
+HANGS_WHEN_IT_STARTS = SERVER.replace(
+    "        return app\n\n    async def verify",
+    "        from contextlib import asynccontextmanager\n"
+    "        @asynccontextmanager\n"
+    "        async def lifespan(app):\n"
+    "            if (Path(os.environ['BUILDS']).parent / 'hang').exists():\n"
+    "                print('hangs', flush=True)\n"
+    "                await asyncio.sleep(500)\n"
+    "            yield\n"
+    "        app.router.lifespan_context = lifespan\n"
+    "        return app\n\n    async def verify",
+)
+
+
+def test_a_worker_that_never_served_does_not_hold_up_the_end(start: Callable[..., Process]) -> None:
+    server = start(HANGS_WHEN_IT_STARTS + WITH_APP, num_workers=2, shutdown_grace_s=600)
+    server.wait_until_ready()
+    (server.folder / "hang").touch()
+    workers_of(server)[0].kill()
+    eventually(lambda: bool(log_lines(server, "hangs")))
+    family = server.family()
+    server.process.terminate()
+    # The one that has served ends by itself.
+    assert server.process.wait(20) == 0
+    eventually(lambda: gone(family))
+
+
+def test_what_ends_a_whole_group_has_no_worker_replaced(two_workers: Process) -> None:
+    os.killpg(two_workers.process.pid, signal.SIGTERM)
+    assert two_workers.process.wait(20) == 0
+    assert not log_lines(two_workers, "starting another")
+
+
+def test_the_system_refusing_a_worker_does_not_end_the_others(start: Callable[..., Process]) -> None:
+    server = start(SERVER + WITH_APP, num_workers=2, shutdown_grace_s=1, forks=False)
+    server.wait_until_ready()
+    limits = server.process.rlimit(psutil.RLIMIT_NOFILE)
+    server.process.rlimit(psutil.RLIMIT_NOFILE, (server.process.num_fds() + 1, limits[1]))
+    for number in (signal.SIGTTIN, signal.SIGHUP):
+        server.process.send_signal(number)
+    eventually(lambda: bool(log_lines(server, "could not be started") and log_lines(server, "old workers stay")))
+    eventually(lambda: bool(log_lines(server, "trying again in 2 s")))
+    assert server.call("/add")[0] == 200
+    server.process.rlimit(psutil.RLIMIT_NOFILE, limits)
+    eventually(lambda: len(list(server.builds.iterdir())) == 3)
+    assert server.process.is_running()
 
 
 def test_ctrl_c_ends_a_server_started_by_hand_without_a_traceback(start: Callable[..., Process]) -> None:
