@@ -15,6 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import soak
+from benchmarks.harness.arguments import output_file, positive
 from benchmarks.harness.report import as_json, as_markdown, show
 from benchmarks.harness.results import BenchmarkResult, SuiteResult
 from benchmarks.harness.run import Run, machine, private_folder
@@ -82,22 +83,38 @@ def main() -> None:
     if SOAK in arguments.name:
         if len(arguments.name) > 1:
             parser.error("soak runs alone; python -m benchmarks.soak has its options")
-        del sys.argv[1:]
-        soak.main()
+        if arguments.rounds or arguments.quick or arguments.markdown:
+            parser.error("soak has no --rounds, --quick or --markdown; python -m benchmarks.soak has its options")
+        soak.main(["--json", str(arguments.json)] if arguments.json else [])
     try:
-        result = asyncio.run(
-            run_suite(chosen(arguments.name or [ALL]), console, rounds=arguments.rounds, quick=arguments.quick)
-        )
-    except Interrupted:
-        console.print("interrupted: nothing is left running")
-        sys.exit(_INTERRUPTED)
+        benchmarks = chosen(arguments.name or [ALL])
     except KeyError as error:
         parser.error(f"there is no benchmark {error}; there are {', '.join(_names())}")
+    try:
+        result = asyncio.run(run_suite(benchmarks, console, rounds=arguments.rounds, quick=arguments.quick))
+    except (Interrupted, KeyboardInterrupt):
+        console.print("interrupted: nothing is left running")
+        sys.exit(_INTERRUPTED)
+    # Before it is shown: whoever reads standard output may be gone.
+    forms: list[tuple[Path | None, Callable[[SuiteResult], bytes]]] = [
+        (arguments.json, as_json),
+        (arguments.markdown, lambda result: as_markdown(result).encode()),
+    ]
+    are_written = [write_report(path, form(result), console) for path, form in forms if path is not None]
     show(result, result_console())
-    if arguments.json:
-        arguments.json.write_bytes(as_json(result))
-    if arguments.markdown:
-        arguments.markdown.write_text(as_markdown(result))
+    if not all(are_written):
+        sys.exit(1)
+
+
+def write_report(path: Path, content: bytes, console: Console) -> bool:
+    """Write one form of the report; return whether it worked, and tell if it did not."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        told = f"can't write {path}: {error.strerror}"
+        console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+        return False
+    return True
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
@@ -141,8 +158,8 @@ async def run_suite(
     rounds = rounds or (1 if quick else ROUNDS)
     settings = {"benchmarks": [benchmark.name for benchmark in benchmarks], "rounds": rounds, "quick": quick}
     result = SuiteResult(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine(), settings)
-    with private_folder() as folder:
-        async with StopSignals():
+    async with StopSignals(lambda _: console.print("stopping")):
+        with private_folder() as folder:
             for position, benchmark in enumerate(benchmarks):
                 console.print(f"[bold]{benchmark.name}[/bold] ({position + 1} of {len(benchmarks)})", highlight=False)
                 result.benchmarks.append(await _run_one(benchmark, Run(folder, rounds, quick, console)))
@@ -168,19 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("name", nargs="*", metavar="NAME", help=f"one or more of {', '.join(_names())}")
     parser.add_argument("--list", action="store_true", help="tell what there is")
-    parser.add_argument("--rounds", type=_positive, metavar="N", help=f"rounds per alternative ({ROUNDS})")
+    parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds per alternative ({ROUNDS})")
     parser.add_argument("--quick", action="store_true", help="as little as shows that all works; says nothing of speed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, with each round's values")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything, with each round's values")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="write the report as Markdown")
     return parser
 
 
 def _names() -> list[str]:
     return [ALL, *(benchmark.name for benchmark in SUITE), SOAK]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {number}")
-    return number

@@ -22,9 +22,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks.harness.arguments import output_file, positive
 from benchmarks.harness.processes import workers_of
 from nemo_gym.conformance.replay import Connections
-from nemo_gym.deployment import Deployment
+from nemo_gym.deployment import Deployment, StopSignals
+from nemo_gym.errors import Interrupted
 from nemo_gym.global_config import GlobalConfig, load_global_config
 
 CONFIG = """\
@@ -38,6 +40,7 @@ WARM_UP_SHARE = 1 / 3
 FLAT_MB = 2.0
 FLAT_DESCRIPTORS = 3.0
 SETTLE_S = 0.5
+INTERRUPTED = 130
 RESPONSE = {"id": "r", "created_at": 0, "model": "none", "object": "response", "output": []}
 
 
@@ -192,14 +195,26 @@ def show_result(result: Result) -> None:
     print("flat" if result.flat else "NOT flat")
 
 
-def main() -> None:
+async def until_stopped(sessions: int, num_workers: int, num_samples: int) -> Result:
+    """Run the sessions, or as many as there are when a stop signal comes: then raise `Interrupted`."""
+    async with StopSignals(lambda _: print("stopping", file=sys.stderr)):
+        return await soak(sessions, num_workers, num_samples)
+
+
+def main(arguments_given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=100_000)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--samples", type=int, default=30, help="at least 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result, with all samples, as JSON")
-    arguments = parser.parse_args()
-    result = asyncio.run(soak(arguments.sessions, arguments.workers, max(3, arguments.samples)))
+    parser.add_argument("--sessions", type=positive, default=100_000)
+    parser.add_argument("--workers", type=positive, default=4)
+    parser.add_argument("--samples", type=positive, default=30, help="at least 3")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also write the result, with all samples, as JSON"
+    )
+    arguments = parser.parse_args(arguments_given)
+    try:
+        result = asyncio.run(until_stopped(arguments.sessions, arguments.workers, max(3, arguments.samples)))
+    except (Interrupted, KeyboardInterrupt):
+        print("interrupted: nothing is left running", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     show_result(result)
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +13,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from benchmarks.harness.folders import locked_folder
 from nemo_gym.paths import EXTRA_ROOTS_ENV, STATE_DIR_ENV
 from nemo_gym.session_routing import SOCKET_DIR_ENV
 
@@ -61,26 +60,24 @@ class Run:
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """Give a folder for all that a run writes, and have servers keep their state in it; it is gone afterwards."""
-    # Its name is short, as the path of a socket has about 100 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="b-"))
-    changes = {
-        STATE_DIR_ENV: str(folder / "state"),
-        SOCKET_DIR_ENV: str(folder / "sockets"),
-        EXTRA_ROOTS_ENV: str(COMPONENTS),
-    }
-    before = {name: os.environ.get(name) for name in changes}
-    for name in ("state", "sockets", "work"):
-        (folder / name).mkdir()
-    os.environ.update(changes)
-    try:
-        yield folder
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        shutil.rmtree(folder, ignore_errors=True)
+    with locked_folder() as folder:
+        changes = {
+            STATE_DIR_ENV: str(folder / "state"),
+            SOCKET_DIR_ENV: str(folder / "sockets"),
+            EXTRA_ROOTS_ENV: str(COMPONENTS),
+        }
+        before = {name: os.environ.get(name) for name in changes}
+        for name in ("state", "sockets", "work"):
+            (folder / name).mkdir()
+        os.environ.update(changes)
+        try:
+            yield folder
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def machine() -> dict[str, Any]:

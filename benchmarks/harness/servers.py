@@ -186,20 +186,27 @@ async def deployed(
 
 @asynccontextmanager
 async def running_process(run: Run, arguments: list[str]) -> AsyncIterator[int]:
-    """Run a program for the length of the block, and yield its process id; what it has started ends with it."""
+    """Run a program for the length of the block, and yield its process id; what it has started ends with it.
+
+    It ends too when this process is killed: see `harness.keeper`.
+    """
     with (run.folder / "work" / f"{time.monotonic_ns()}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
+            *(sys.executable, "-m", "benchmarks.harness.keeper", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             stderr=log,
             cwd=ROOT,
             start_new_session=True,
         )
     try:
-        yield process.pid
+        assert process.stdout is not None
+        pid = await process.stdout.readline()
+        if not pid:
+            raise ChildProcessError("the program did not start")
+        yield int(pid)
     except (OSError, TimeoutError) as error:
-        raise ChildProcessError(f"{in_a_line(error)}; the program said: {_end_of(log.name)}") from error
+        raise ChildProcessError(f"{in_a_line(error)}; the program said: {_said_in(log.name)}") from error
     finally:
         for signum in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):
@@ -210,8 +217,12 @@ async def running_process(run: Run, arguments: list[str]) -> AsyncIterator[int]:
         await process.wait()
 
 
-def _end_of(log: str) -> str:
-    return Path(log).read_text(errors="replace").strip()[-_SHOWN:] or "nothing"
+def _said_in(log: str) -> str:
+    """Return in a line what a program that failed has said: HAProxy's alerts, or else the last line."""
+    lines = Path(log).read_text(errors="replace").split("\n")
+    alerts = [line.partition(" : ")[2].strip() for line in lines if line.startswith("[ALERT]")]
+    said = "; ".join(alerts) or next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return said if len(said) <= _SHOWN else f"...{said[-_SHOWN:]}"
 
 
 async def all_accepting(run: Run, host: str, port: int, pid: int, count: int) -> list[int]:

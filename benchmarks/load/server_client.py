@@ -2,20 +2,30 @@
 
 More sessions are under way than requests may be open, so that a session does not get back the connection that it just
 gave to the client's pool, which would spare the servers all forwarding by accident.
+
+Where it calls the shared port of several workers, each of them holds equally many of its connections, as with the
+foreign client. Left alone, one or two workers win most of them: they are woken less often, each time for more
+requests, and that is the price of fewer workers and not of less routing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
+import psutil
 from omegaconf import OmegaConf
 
 from benchmarks.load.counting import CounterSession
 from benchmarks.load.pipes import Job, Lead, serve
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.server_utils import ServerClient, close_client
+
+_LOOK_S: Final = 0.001
 
 
 class ClientSession(CounterSession):
@@ -40,8 +50,45 @@ class ClientSession(CounterSession):
         return self.right
 
 
+async def open_evenly(client: ServerClient, name: str, count: int, workers: Sequence[int]) -> None:
+    """Fill the client's pool with connections of which each worker holds equally many.
+
+    All workers but one are stopped for a moment, so that this one accepts. Requests that wait at the stopped ones
+    keep the connections opened before from being used again.
+    """
+    share = -(-count // len(workers))
+    calls: set[asyncio.Task[None]] = set()
+
+    async def call() -> None:
+        await (await client.get(name, "/health")).read()
+
+    try:
+        for number, accepting in enumerate(workers):
+            await _let_run(accepting, workers)
+            calls |= {asyncio.create_task(call()) for _ in range(2 * share if number else share)}
+            while len(waiting := {one for one in calls if not one.done()}) > number * share:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+    await asyncio.gather(*calls)
+
+
+async def _let_run(chosen: int, workers: Sequence[int]) -> None:
+    os.kill(chosen, signal.SIGCONT)
+    for worker in workers:
+        if worker != chosen:
+            os.kill(worker, signal.SIGSTOP)
+            while psutil.Process(worker).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110, nobody else would tell
+                await asyncio.sleep(_LOOK_S)
+
+
 async def work(lead: Lead, job: Job) -> None:
-    """Do a job: `config`, `name`, `straight_to_owner`, `sessions`, `live`, `connections`, `warm_up`."""
+    """Do a job.
+
+    Its keys: `config`, `name`, `straight_to_owner`; `sessions`, `live`, `connections`, `warm_up` (sessions);
+    `workers` (process ids of those that accept connections, if there are several to spread them over).
+    """
     config = OmegaConf.create(job["config"])
     client = ServerClient(
         head_server_config=BaseServerConfig(host="127.0.0.1", port=0),
@@ -50,6 +97,8 @@ async def work(lead: Lead, job: Job) -> None:
     )
     latencies: list[float] = []
     turn = asyncio.Semaphore(job["connections"])
+    if len(job["workers"]) > 1 and not job["straight_to_owner"]:
+        await open_evenly(client, job["name"], job["connections"], job["workers"])
 
     async def play(count: int) -> int:
         numbers = iter(range(count))

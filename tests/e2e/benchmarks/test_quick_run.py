@@ -1,4 +1,4 @@
-"""Three benchmarks as a user runs them, in their quick form: their structure and their answers, never their speed."""
+"""Benchmarks as a user runs them, in their quick form: their structure, their answers, their end; never their speed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from benchmarks.harness.folders import sweep_stale_folders
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("placement", "events", "startup")
@@ -90,6 +92,46 @@ def test_ctrl_c_leaves_no_process_and_no_file(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(LIMIT_S) == 130, rest
-    assert "interrupted" in rest
+    assert rest.index("stopping") < rest.index("interrupted")
     assert list(folder.iterdir()) == []
+    assert left_by(folder) == []
+
+
+def test_a_killed_run_leaves_no_process_and_its_files_to_the_next_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(
+        command("counter", "--quick"), cwd=ROOT, env=environment(folder), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round 1" in line:
+                break
+        programs = " ".join(part for it in left_by(folder) for part in it.cmdline())
+        assert "bare_counter" in programs
+        process.kill()
+    give_up = time.monotonic() + LIMIT_S
+    while left_by(folder):
+        assert time.monotonic() < give_up, left_by(folder)
+        time.sleep(0.1)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    (left,) = folder.glob("b-*")
+    assert sweep_stale_folders() == [left]
+    assert not left.exists()
+
+
+def test_ctrl_c_ends_a_soak_in_order(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.soak", "--sessions", "100000000", "--samples", "1000000"],
+        cwd=ROOT,
+        env=environment(folder),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "sessions" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(LIMIT_S) == 130, rest
+    assert rest.splitlines()[-2:] == ["stopping", "interrupted: nothing is left running"]
     assert left_by(folder) == []
