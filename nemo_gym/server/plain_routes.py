@@ -3,7 +3,8 @@
 For every request FastAPI gets ready for dependencies, parameters of all kinds, forms and streams, which costs several
 times what a tool's handler does. A route that needs none of it reads and validates the body, calls the handler and
 serialises the reply with FastAPI's own fields, and nothing else. What is unusual about a request, an invalid body above
-all, is left to FastAPI before the handler has run, so that there is one place that finds words for it.
+all, is left to FastAPI before the handler has run, so that there is one place that finds words for it; the validators
+of an invalid body therefore run twice.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from fastapi.datastructures import DefaultPlaceholder
+from fastapi.exceptions import ResponseValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute, serialize_response
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 _JSON: Final = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 # Earlier versions of FastAPI serialise replies in another way.
@@ -49,28 +52,20 @@ class PlainRoute(APIRoute):
         general = super().get_route_handler()
         if not _is_plain(self):
             return general
-        dependant, field, response_field = self.dependant, self.body_field, self.response_field
-        is_dumped = response_field is not None
-        serialize = functools.partial(
-            serialize_response,
-            field=response_field,
-            include=self.response_model_include,
-            exclude=self.response_model_exclude,
-            by_alias=self.response_model_by_alias,
-            exclude_unset=self.response_model_exclude_unset,
-            exclude_defaults=self.response_model_exclude_defaults,
-            exclude_none=self.response_model_exclude_none,
-            dump_json=is_dumped,
-        )
-        assert isinstance(self.response_class, DefaultPlaceholder)
-        reply = functools.partial(Response, media_type="application/json") if is_dumped else self.response_class.value
+        dependant, field, reply = self.dependant, self.body_field, _replier(self)
 
         async def answer(request: Request) -> Response:
-            if _TRACED in request.scope or _INCLUDED in request.scope:
+            if _TRACED in request.scope or _INCLUDED in request.scope or not _is_untouched(request):
                 return await general(request)
             values = {}
             if field is not None:
-                content = await _read_body(request)
+                try:
+                    content = await _read_body(request)
+                except ClientDisconnect:
+                    # FastAPI would answer 400 to nobody, and nobody would learn why.
+                    raise
+                except Exception as error:  # noqa: BLE001 - FastAPI decides, which then meets it where it reads
+                    return await general(Request(request.scope, _raising(error)))
                 try:
                     body = json.loads(content) if _is_json(request.scope) else None
                 except (ValueError, RecursionError):
@@ -86,9 +81,14 @@ class PlainRoute(APIRoute):
             result = await dependant.call(**values)
             if isinstance(result, Response):
                 return result
-            return reply(await serialize(response_content=result))
+            return await reply(request, result)
 
         return answer
+
+
+def _is_untouched(request: Request) -> bool:
+    """Tell whether nobody, a class derived from this route above all, has read the body or put another request here."""
+    return type(request) is Request and not hasattr(request, "_body") and not request._stream_consumed
 
 
 async def _read_body(request: Request) -> bytes:
@@ -103,6 +103,53 @@ async def _read_body(request: Request) -> bytes:
         more = message.get("more_body", False)
     request._body = parts[0] if len(parts) == 1 else b"".join(parts)
     return request._body
+
+
+def _raising(error: Exception) -> Callable[[], Coroutine[Any, Any, Message]]:
+    async def receive() -> Message:
+        raise error
+
+    return receive
+
+
+def _replier(route: APIRoute) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
+    """Return what makes the reply of a route of what its handler returned."""
+    is_dumped = route.response_field is not None
+    serialize = functools.partial(
+        serialize_response,
+        field=route.response_field,
+        include=route.response_model_include,
+        exclude=route.response_model_exclude,
+        by_alias=route.response_model_by_alias,
+        exclude_unset=route.response_model_exclude_unset,
+        exclude_defaults=route.response_model_exclude_defaults,
+        exclude_none=route.response_model_exclude_none,
+        dump_json=is_dumped,
+    )
+    assert isinstance(route.response_class, DefaultPlaceholder)
+    response = functools.partial(Response, media_type="application/json") if is_dumped else route.response_class.value
+
+    async def reply(request: Request, result: Any) -> Response:
+        try:
+            return response(await serialize(response_content=result))
+        except ResponseValidationError as error:
+            assert route.dependant.call is not None
+            raise _located(error, route.dependant.call, request, route.dependant.path) from None
+
+    return reply
+
+
+def _located(
+    error: ResponseValidationError, handler: Callable[..., Any], request: Request, path: str | None
+) -> ResponseValidationError:
+    """Return the error of a wrong reply as FastAPI tells it: with the handler and its route."""
+    context: Any = {"path": f"{request.method} {request.scope.get('root_path', '').rstrip('/')}{path}"}
+    # Without its source a handler can't be told, but the reply is wrong all the same.
+    with suppress(OSError, TypeError):
+        file = inspect.getsourcefile(handler)
+        line = inspect.getsourcelines(handler)[1]
+        context |= {"file": file or "", "line": line, "function": getattr(handler, "__name__", "")}
+    return ResponseValidationError(error.errors(), body=error.body, endpoint_ctx=context)
 
 
 def _is_json(scope: Scope) -> bool:

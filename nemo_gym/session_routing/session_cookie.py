@@ -49,8 +49,9 @@ class SignedCookie:
     Attributes:
         owner: The worker that it names, if any.
         signed_at: When it was signed, in seconds since 1970; None where the signature is not genuine.
-        replacement: What Starlette's session middleware must see instead (a cookie value, or empty for no cookie) of a
-            value that it would choke on or could not verify; None where the value is good as it is.
+        replacement: What a session middleware that knows the first secret only must see instead (a cookie value, or
+            empty for no cookie) of a value that it would choke on or could not verify; None where the value is good as
+            it is. Ours needs none.
         payload: The session as JSON.
         session: The session, where nothing in it can be changed but by setting its keys; not to be changed itself.
     """
@@ -63,7 +64,7 @@ class SignedCookie:
 
     def is_good(self, max_age: int | None) -> bool:
         """Tell whether the session middleware takes the session from it: genuine, and no older than `max_age`."""
-        if self.signed_at is None or self.replacement is not None:
+        if self.signed_at is None:
             return False
         return max_age is None or 0 <= int(time.time()) - self.signed_at <= max_age
 
@@ -121,8 +122,8 @@ class SessionCookies:
 
     Args:
         name: The cookie's name.
-        secrets: The session secrets. The first is the one the session middleware signs and verifies with; cookies
-            that one of the others signed get a `replacement`, signed anew under their old date.
+        secrets: The session secrets: the first signs, all of them verify. Cookies that one of the others signed get a
+            `replacement`, signed anew under their old date, for a session middleware that knows the first only.
     """
 
     def __init__(self, name: str, secrets: Sequence[str]) -> None:
@@ -166,7 +167,7 @@ class SessionCookies:
     def _remember(self, header: bytes, cookie: SignedCookie) -> None:
         if len(header) > _LONGEST_REMEMBERED:
             return
-        if len(self._remembered) >= _REMEMBERED:
+        if len(self._remembered) >= _REMEMBERED and header not in self._remembered:
             self._remembered.popitem(last=False)
         self._remembered[header] = cookie
 
@@ -203,7 +204,8 @@ class SessionCookieMiddleware(SessionMiddleware):
         secret_key: Signs and verifies.
         session_cookie: The cookie's name.
         max_age: Seconds that a cookie is valid; None for ever.
-        cookies: Reads and writes the cookies, where others read them too; its name and first secret must be these.
+        cookies: Reads and writes the cookies, where others read them too or several secrets verify them; its name and
+            first secret must be these.
 
     Raises:
         ValueError: `cookies` has another name or secret.

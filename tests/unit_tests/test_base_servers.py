@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from fastapi import FastAPI, Request, Response
+from omegaconf import OmegaConf
 from pydantic import Field, PrivateAttr
 from starlette.testclient import TestClient
 
@@ -28,7 +29,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.server.secrets import derive_session_key, session_secrets
+from nemo_gym.server.secrets import SESSION_SECRET_KEY_NAME, derive_session_key, session_secrets
 from nemo_gym.server_utils import SESSION_ID_KEY, ServerClient
 from nemo_gym.session_routing import SESSION_OWNER_KEY
 
@@ -147,6 +148,28 @@ def test_a_forged_cookie_is_a_new_session(sums: Any) -> None:
     with TestClient(sums.setup_webserver(), headers={"Cookie": f"Sums___it={forged}"}) as client:
         assert client.post("/seed_session", json={"start": 2}).status_code == 200
     assert len(sums.sums) == 2
+
+
+@pytest.mark.promise("secrets-rotate")
+def test_a_session_outlives_a_change_of_the_secret() -> None:
+    def served(secret: str | list[str]) -> TestClient:
+        config = {SESSION_SECRET_KEY_NAME: secret, "head_server": {"host": "127.0.0.1", "port": 1}}
+        sums = make(Sums, BaseResourcesServerConfig)
+        sums.server_client = ServerClient.from_config(OmegaConf.create(config))
+        app = sums.setup_webserver()
+
+        @app.post("/which")
+        async def which(request: Request) -> str:
+            return str(request.session[SESSION_ID_KEY])
+
+        return TestClient(app)
+
+    old, new = "o" * 40, "n" * 40
+    before = served(old)
+    session = before.post("/which").json()
+    headers = {"Cookie": f"Sums___it={before.cookies['Sums___it']}"}
+    assert served([new, old]).post("/which", headers=headers).json() == session
+    assert served(new).post("/which", headers=headers).json() != session
 
 
 @pytest.mark.promise("secret-private")

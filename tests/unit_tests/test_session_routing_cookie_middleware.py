@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import itsdangerous
 import pytest
@@ -223,8 +224,36 @@ async def test_a_router_that_shares_the_cookies_reads_those_of_an_earlier_secret
     for secret, has_session in [(SECRET, True), ("an earlier one", True), ("another", False)]:
         _, body = await ask(app, [owned_cookie(worker_id, secret=secret)])
         assert ("nemo_gym_worker" in json.loads(body)) is has_session
-    alone = make_app(SessionCookieMiddleware, leave, **cookies)
-    assert (await ask(alone, [owned_cookie(worker_id, secret="an earlier one")]))[1] == b"{}"
+
+
+@pytest.mark.promise("secrets-rotate")
+async def test_without_a_router_too_all_secrets_verify_and_the_first_signs() -> None:
+    secrets = [SECRET, "an earlier one", "the first one"]
+    options: dict[str, Any] = {"max_age": 100, "cookies": SessionCookies(COOKIE, secrets)}
+    app = make_app(SessionCookieMiddleware, leave, **options)
+    ages = {90: True, 110: False, -10: False}
+    cases = [(secret, age, kept) for secret in secrets for age, kept in ages.items()]
+    for secret, age, is_kept in [*cases, ("another", 0, False)]:
+        old = signed_cookie({"count": 5}, secret=secret, age=age)
+        assert (await ask(app, [old]))[1] == (b'{"count": 5}' if is_kept else b"{}"), (secret, age)
+    old = signed_cookie({"count": 5}, secret="the first one")
+    headers, _ = await ask(make_app(SessionCookieMiddleware, write, **options), [old])
+    renewed = dict(headers)[b"set-cookie"].decode().partition(";")[0]
+    assert (await ask(make_app(SessionMiddleware, leave), [renewed]))[1] == b'{"count": 4}'
+    headers, _ = await ask(make_app(SessionCookieMiddleware, clear, **options), [old])
+    assert b"=null;" in dict(headers)[b"set-cookie"]
+    for payload in (base64.b64encode(b"{"), b"a", base64.b64encode(b"[1, 2]")):
+        assert (await ask(app, [signed_cookie(payload, secret="the first one")]))[1] == b"{}"
+
+
+def test_a_cookie_that_is_signed_again_takes_no_others_place() -> None:
+    cookies = SessionCookies(COOKIE, [SECRET])
+    with mock.patch("time.time", return_value=1_800_000_000):
+        for number in range(5000):
+            cookies.sign({"number": number})
+        limit = cookies.remembered
+        cookies.sign({"number": 4999})
+    assert cookies.remembered == limit
 
 
 async def test_a_session_that_is_no_json_is_an_error_as_with_starlette() -> None:

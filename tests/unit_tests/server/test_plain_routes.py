@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, Form, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, ResponseValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 from starlette.middleware.sessions import SessionMiddleware
@@ -344,6 +344,83 @@ async def test_a_client_that_leaves_before_the_end_of_its_body_is_no_request(bot
     with pytest.raises(ClientDisconnect):
         await both[1]({**scope, "query_string": b""}, receive, send)
     assert [message.get("status") for message in replied] == [500, None]
+
+
+async def test_a_wrong_reply_names_its_handler_and_its_route(both: list[FastAPI]) -> None:
+    texts = []
+    for app in both:
+        outer = FastAPI()
+        outer.mount("/mounted", app)
+        for path, served in (("/wrong", app), ("/mounted/wrong", outer)):
+            with pytest.raises(ResponseValidationError) as caught:
+                await answered(served, path, [{"type": "http.request", "body": b'{"count": 1}'}])
+            texts.append(str(caught.value))
+    assert texts[:2] == texts[2:]
+    assert "test_plain_routes.py" in texts[0]
+    assert "in wrong\n    POST /wrong" in texts[0]
+    assert "POST /mounted/wrong" in texts[1]
+
+
+async def test_a_body_that_cant_be_received_is_answered_as_behind_fastapis_own_route(both: list[FastAPI]) -> None:
+    for error in (RuntimeError("broken"), HTTPException(413, "too much"), ValueError("broken")):
+        parts: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}, error]
+        expected, reply = [await answered(app, "/model", [*parts]) for app in both]
+        assert reply == expected
+        assert reply[0]["status"] == getattr(error, "status_code", 400)
+
+
+async def test_a_class_derived_from_the_route_may_read_the_body_first_or_put_another_request_in_its_place() -> None:
+    class Inverted(Request):
+        async def body(self) -> bytes:
+            return (await super().body()).replace(b"3", b"33")
+
+    async def read(request: Request) -> Request:
+        await request.body()
+        return request
+
+    async def consume(request: Request) -> Request:
+        async for _ in request.stream():
+            pass
+        return request
+
+    async def replace(request: Request) -> Request:
+        return Inverted(request.scope, request.receive)
+
+    def app_of(base: type[APIRoute], first: Callable[[Request], Awaitable[Request]]) -> FastAPI:
+        class Derived(base):  # type: ignore[misc, valid-type]
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                inner = super().get_route_handler()
+
+                async def answer(request: Request) -> Response:
+                    return await inner(await first(request))  # type: ignore[no-any-return]
+
+                return answer
+
+        return make_app(Derived)
+
+    counts = []
+    for first in (read, consume, replace):
+        apps = [app_of(base, first) for base in (APIRoute, PlainRoute)]
+        counts.append(await same(apps, "/model", b'{"count": 3}', JSON))
+    assert [b'"sum":3,' in counts[0], b"error parsing the body" in counts[1], b'"sum":33,' in counts[2]] == [True] * 3
+
+
+async def answered(app: FastAPI, path: str, parts: list[Any]) -> list[Message]:
+    """Return the reply to a request that arrives in these parts; an exception among them is raised."""
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
+    replied: list[Message] = []
+
+    async def receive() -> Message:
+        part = parts.pop(0)
+        if isinstance(part, Exception):
+            raise part
+        return part  # type: ignore[no-any-return]
+
+    async def send(message: Message) -> None:
+        replied.append(message)
+
+    await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
+    return replied
 
 
 def test_the_routes_of_a_server_are_plain() -> None:
