@@ -33,7 +33,7 @@ from nemo_gym.server.plain_routes import PlainRoute
 from nemo_gym.server.secrets import derive_session_key, session_secrets
 from nemo_gym.server.session_end import SessionEndReason, SessionEndRules, install_session_end
 from nemo_gym.server.session_lives import SessionLives
-from nemo_gym.session_routing import SESSION_OWNER_KEY, SessionCookieMiddleware, SessionCookies
+from nemo_gym.session_routing import SESSION_OWNER_KEY, FrontedApp, SessionCookieMiddleware, SessionCookies
 
 _SHOWN_VALUE_LENGTH: Final = 100
 _SHOWN_PROBLEMS: Final = 20
@@ -44,6 +44,10 @@ _shown: Final = reprlib.Repr()
 _shown.maxstring = _shown.maxother = _SHOWN_VALUE_LENGTH
 
 logger = logging.getLogger(__name__)
+
+
+class ServerApp(FrontedApp, FastAPI):
+    """The application of a server: FastAPI, with room for the router in front of it."""
 
 
 class BaseServer(BaseModel):
@@ -103,7 +107,7 @@ class SimpleServer(BaseServer):
 
     def create_webserver(self) -> FastAPI:
         """Return an application with what all servers share: sessions, error replies and `GET /health`."""
-        app = FastAPI(title=self.config.name or type(self).__name__)
+        app = ServerApp(title=self.config.name or type(self).__name__)
         app.router.route_class = PlainRoute
         app.router.lifespan_context = _closing_client(app.router.lifespan_context)
         app.add_exception_handler(RequestValidationError, self._answer_invalid_request)

@@ -84,8 +84,8 @@ async def request(
         cookies: Cookies to send, for example an earlier reply's `cookies`; nothing is stored in between.
         headers: Headers to send.
         connect_patience: Seconds during which a refused connection is tried again.
-        owners: The sockets of the server's workers, to go straight to the one that holds the session; None to go
-            by the address.
+        owners: The sockets of the server's workers, to go straight to the one that holds the session or is to hold
+            it; None to go by the address.
         **kwargs: Passed on to `aiohttp.ClientSession.request`.
 
     Raises:
@@ -99,7 +99,7 @@ async def request(
     if cookies:
         name = next((key for key in sent_headers if key.lower() == "cookie"), "Cookie")
         sent_headers[name] = "; ".join(filter(None, [sent_headers.get(name), cookie_header(cookies)]))
-    if owners is not None and (way := owners.way_of(sent_headers)) is not None:
+    if owners is not None and (way := owners.way_of(method, url, sent_headers)) is not None:
         kwargs["middlewares"] = (*kwargs.get("middlewares", ()), way)
 
     session = _session()
@@ -169,8 +169,9 @@ class ServerClient(BaseModel):
     Args:
         head_server_config: Where the head server listens.
         global_config_dict: The resolved configuration, in which the servers' addresses stand.
-        straight_to_owner: Whether a request of a session is written to the socket of the worker that holds it, where
-            that is on this machine and of this user; see `owner_calls`. False to go by the servers' addresses alone.
+        straight_to_owner: Whether a request of a session is written to the socket of the worker that holds it, or is
+            to hold it, where that is on this machine and of this user; see `owner_calls`. False to go by the servers'
+            addresses alone.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -2,8 +2,9 @@
 
 A session cookie names its worker; whoever has it can read that, though not verify it. Where the server runs on this
 machine as this user, `socket_records` tells the directory of its workers' sockets, and the call is written to the
-named one. This is a transport and nothing else: the worker decides on the request as on one of the shared port
-(verifies the cookie, forwards what is another's, answers 410), so a wrong or forged name changes only the way.
+named one. A POST without a session is written to the worker that `new_sessions` chooses. This is a transport and
+nothing else: the worker decides on the request as on one of the shared port (verifies the cookie, places a new
+session, forwards what is another's, answers 410), so a wrong or forged name changes only the way.
 
 Failure policy: as long as nothing was sent (no record, no such socket, refused, a full backlog) the call goes to the
 shared port, which says what is to be said. A call that was sent is never sent again; when its connection breaks
@@ -35,9 +36,11 @@ from aiohttp.tracing import Trace
 from starlette.responses import Response
 from yarl import URL
 
+from nemo_gym.server.new_sessions import SESSIONLESS_PATHS, NewSessions
 from nemo_gym.server.socket_records import read_socket_dir
 from nemo_gym.session_routing import SESSION_OWNER_KEY, LostReason, lost_session_reply
 from nemo_gym.session_routing.hop import HOP_HEADER
+from nemo_gym.session_routing.loads import SLOTS
 from nemo_gym.session_routing.lost import no_reply
 from nemo_gym.session_routing.ownership import is_worker_id
 from nemo_gym.session_routing.private_socket import is_own_socket, still_listens
@@ -86,16 +89,22 @@ class OwnerSockets:
         self._cookie_name_ends = f"___{server_name}="
         self._recorded_as = (host, port)
         self._origin = (URL(url).raw_host, URL(url).port)
+        self._sessionless = frozenset(url + path for path in SESSIONLESS_PATHS)
+        self._begins = BeginningWay(self)
         self._socket_dir: str | None = None
+        self._new_sessions: NewSessions | None = None
         self._next_look = 0.0
         self._pause = _FIRST_PAUSE_S
+        self._way_to = functools.lru_cache(SLOTS)(self._new_way_to)
         self._way_of_cookie = functools.lru_cache(_CACHED_COOKIES)(self._read)
 
-    def way_of(self, headers: Mapping[str, str]) -> OwnerWay | None:
+    def way_of(self, method: str, url: str, headers: Mapping[str, str]) -> OwnerWay | BeginningWay | None:
         """Return the way straight to the owner of a request's session; None where the shared port is to take it.
 
         Args:
-            headers: The request's headers.
+            method: The request's method.
+            url: Its address.
+            headers: Its headers.
         """
         cookies = ""
         for name, value in headers.items():
@@ -106,7 +115,7 @@ class OwnerSockets:
                 return None
         begin = cookies.rfind(self._cookie_name_ends)
         if begin < 0:
-            return None
+            return self._begins if method == "POST" and self._begins_straight(url) else None
         begin += len(self._cookie_name_ends)
         end = cookies.find(";", begin)
         value = cookies[begin:] if end < 0 else cookies[begin:end]
@@ -119,19 +128,50 @@ class OwnerSockets:
         """Return where a worker's socket would be; None where no directory is known."""
         return f"{self._socket_dir}/{owner}" if self._socket_dir else None
 
+    def choose(self) -> tuple[NewSessions, OwnerWay] | None:
+        """Return the way of a new session, with what counts it; None where the shared port is to take it."""
+        new_sessions = self._new_sessions
+        worker = new_sessions.choose() if new_sessions is not None else None
+        if new_sessions is None or worker is None:
+            self.look_again()
+            return None
+        return new_sessions, self._way_to(worker)
+
     def look_again(self) -> None:
         """Read the server's record, unless that was just done: a server that was started anew has a new directory."""
         now = time.monotonic()
         if now < self._next_look:
             return
-        before, found = self._socket_dir, read_socket_dir(*self._recorded_as)
+        before = self._socket_dir, self._new_sessions
+        found = read_socket_dir(*self._recorded_as)
         self._socket_dir = os.fspath(found) if found is not None else None
-        self._pause = _FIRST_PAUSE_S if self._socket_dir != before else min(2 * self._pause, _LAST_PAUSE_S)
+        if self._socket_dir != before[0]:
+            self._new_sessions = None
+        if found is not None and self._new_sessions is None:
+            self._new_sessions = NewSessions.at(found)
+        has_changed = before != (self._socket_dir, self._new_sessions)
+        self._pause = _FIRST_PAUSE_S if has_changed else min(2 * self._pause, _LAST_PAUSE_S)
         self._next_look = now + self._pause
+
+    def not_reached(self, worker: str) -> None:
+        """Note that a worker's socket took no connection."""
+        if self._new_sessions is not None:
+            self._new_sessions.leave_out(worker)
+        self.look_again()
+
+    def _begins_straight(self, url: str) -> bool:
+        if url.partition("?")[0] in self._sessionless:
+            return False
+        if self._new_sessions is None:
+            self.look_again()
+        return self._new_sessions is not None
 
     def _read(self, cookie: str) -> OwnerWay | None:
         owner = named_owner(cookie)
-        return OwnerWay(self, owner, self._origin) if owner is not None else None
+        return self._new_way_to(owner) if owner is not None else None
+
+    def _new_way_to(self, worker: str) -> OwnerWay:
+        return OwnerWay(self, worker, self._origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +208,31 @@ class OwnerWay:
             request.reply = await _last_words(Path(path))
             return await handler(request)
         request.socket_path = None
-        self.sockets.look_again()
+        self.sockets.not_reached(self.owner)
         return await handler(request)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginningWay:
+    """The way straight to the worker that a new session is to begin at, as a middleware of the HTTP client.
+
+    Attributes:
+        sockets: The sockets of its server.
+    """
+
+    sockets: OwnerSockets
+
+    async def __call__(self, request: aiohttp.ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
+        """Send `request` straight to a worker, or by the shared port where there is none to choose."""
+        chosen = self.sockets.choose() if request.method == "POST" else None
+        if chosen is None:
+            return await handler(request)
+        new_sessions, way = chosen
+        new_sessions.sent(way.owner)
+        try:
+            return await way(request, handler)
+        finally:
+            new_sessions.answered(way.owner)
 
 
 async def _last_words(path: Path) -> Response:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.server.middleware import NEW_SESSION_KEY, SESSION_ID_KEY
+from nemo_gym.server.new_sessions import SESSIONLESS_PATHS as SESSIONLESS_PATHS
 from nemo_gym.server.session_lives import (
     Life,
     SessionEndReason as SessionEndReason,
@@ -30,10 +31,6 @@ from nemo_gym.session_routing import LostReason, lost_session_reply, route_path
 
 SEED_PATH: Final = "/seed_session"
 CLOSE_PATH: Final = "/close_session"
-SESSIONLESS_PATHS: Final = frozenset(
-    {"/health", "/aggregate_metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-)
-"""The framework's own paths that are the same in every session, and in none."""
 
 _TRY_AGAIN_LATER: Final = 1013  # WebSocket close code, registered by IANA
 _SHORTEST_GRACE_S: Final = 1.0

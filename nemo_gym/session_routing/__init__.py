@@ -9,6 +9,7 @@ from nemo_gym.session_routing.body_field import (
     BodyIdProblem as BodyIdProblem,
     unreadable_body_reply as unreadable_body_reply,
 )
+from nemo_gym.session_routing.front import FrontedApp as FrontedApp
 from nemo_gym.session_routing.install import install_session_routing as install_session_routing
 from nemo_gym.session_routing.jsonrpc import jsonrpc_error_reply as jsonrpc_error_reply
 from nemo_gym.session_routing.lost import (

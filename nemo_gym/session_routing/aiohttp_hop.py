@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.session_routing.hop import end_to_end_headers, outgoing_headers, owner_url
+from nemo_gym.session_routing.hop import end_to_end_headers, offers_body, outgoing_headers, owner_url
 from nemo_gym.session_routing.owner_pool import OwnerPool
 from nemo_gym.session_routing.owner_socket import NoReplyError, OwnerGoneError, ReplyBrokenOffError
 
@@ -70,7 +70,7 @@ class _RequestBody:
         if not size and not framed_otherwise:
             self.read.set()
             return None
-        if known and size <= _WHOLE_BODY and b"expect" not in headers:
+        if known and size <= _WHOLE_BODY and not offers_body(self.scope["headers"]):
             return b"".join([chunk async for chunk in self.chunks()])
         return self.chunks()
 

@@ -14,10 +14,18 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from nemo_gym.session_routing.frames import HEAD, FrameProtocol, FramesError, read_head
-from nemo_gym.session_routing.hop import describe_origin, end_to_end_headers, raw_path_of
+from nemo_gym.session_routing.frames import (
+    HEAD,
+    FrameProtocol,
+    FramesError,
+    HeadTooLongError,
+    read_head,
+    receive_buffer,
+)
+from nemo_gym.session_routing.hop import describe_origin, end_to_end_headers, offers_body, raw_path_of
 from nemo_gym.session_routing.owner_socket import (
     NoReplyError,
     OwnerGoneError,
@@ -41,6 +49,7 @@ class FrameHop:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.buffer = receive_buffer()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._is_retired = False
@@ -49,7 +58,7 @@ class FrameHop:
 
     def forward(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Forward one request and send its reply; return early when the client goes away."""
-        return _Exchange(self, scope, receive, send).run()
+        return _OutgoingExchange(self, scope, receive, send).run()
 
     async def retire(self) -> None:
         """Close the connections, each when the request on it has ended."""
@@ -77,15 +86,19 @@ class FrameHop:
                 return connection
         return None
 
-    async def connect(self, exchange: _Exchange) -> _Connection:
+    async def connect(self, exchange: _OutgoingExchange) -> _Connection:
         """Return a new connection that gives its reply to `exchange`."""
         sock = await connect_to_owner(self._path, lambda: not exchange.client_left)
         connection = _Connection(self, exchange)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
         except BaseException:
+            connection.exchange = None
             sock.close()
             raise
+        # Not when it is made: of one whose making is then given up, uvloop never says that it has ended.
+        if connection.is_open:
+            self._open.add(connection)
         return connection
 
     def give_back(self, connection: _Connection) -> None:
@@ -97,10 +110,6 @@ class FrameHop:
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S, self._close_the_long_idle)
-
-    def opened(self, connection: _Connection) -> None:
-        """Learn of a new connection."""
-        self._open.add(connection)
 
     def ended(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
@@ -122,15 +131,11 @@ class FrameHop:
 class _Connection(FrameProtocol):
     """One connection to the owner: to whom it gives the reply that comes in."""
 
-    def __init__(self, hop: FrameHop, exchange: _Exchange) -> None:
-        super().__init__()
+    def __init__(self, hop: FrameHop, exchange: _OutgoingExchange) -> None:
+        super().__init__(hop.buffer)
         self._hop = hop
-        self.exchange: _Exchange | None = exchange
+        self.exchange: _OutgoingExchange | None = exchange
         self.idle_since = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._hop.opened(self)
 
     def head_received(self, content: bytes, *, last: bool) -> None:
         exchange = self.exchange
@@ -174,7 +179,7 @@ class _ClientLeftError(Exception):
     """Raised when the client has gone away: nobody waits for the reply."""
 
 
-class _Exchange:
+class _OutgoingExchange:
     """One request on its way to the owner, and its reply on the way back."""
 
     __slots__ = (
@@ -226,9 +231,14 @@ class _Exchange:
         except NoReplyError:
             if not self.client_left:
                 raise
+        except HeadTooLongError as error:
+            refusal = JSONResponse({"detail": str(error)}, status_code=431)
+            await refusal(self._scope, self._receive, self._send)
         finally:
             if self._watch is not None:
                 self._watch.cancel()
+                # It keeps this alive, and this would keep it: until the collector runs, with what was uploaded last.
+                self._watch = None
             if self._connection is not None and self._connection.exchange is self:
                 self._connection.exchange = None
                 self._connection.transport.abort()
@@ -250,7 +260,7 @@ class _Exchange:
         size = int(length) if length.isdigit() else 0
         if not size and b"transfer-encoding" not in headers and self._scope.get("http_version", "1.1") < "2":
             return b""
-        if b"expect" in headers:
+        if b"expect" in headers and offers_body(self._scope["headers"]):
             self._wanted = asyncio.Event()
             return None
         if not 0 < size <= _WHOLE_BODY:
@@ -289,6 +299,7 @@ class _Exchange:
                 if not connection.is_open:
                     return
                 connection.write_body(piece, last=not more)
+                del piece
                 await connection.drained()
             self.is_sent = True
         except Exception as error:  # noqa: BLE001, whatever the client's side raises is the request's failure
@@ -322,12 +333,11 @@ class _Exchange:
         while more:
             while not self.pieces and not self.reply_ended:
                 await self._more(connection)
-            body = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-            self.pieces.clear()
-            self.held = 0
-            more = not self.reply_ended
+            body = self.pieces.pop(0) if self.pieces else b""
+            self.held -= len(body)
+            more = not self.reply_ended or bool(self.pieces)
             # When the reply has ended the connection may be another request's.
-            if connection.exchange is self:
+            if not self.pieces and connection.exchange is self:
                 connection.read_on()
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 from uvicorn.server import ServerState
 
 from nemo_gym.session_routing.frames import HEAD, FrameProtocol, FramesError, read_head
-from nemo_gym.session_routing.hop import ARRIVED_KEY, read_origin
+from nemo_gym.session_routing.hop import offers_body, read_origin
 
 REQUEST_FIELDS: Final = 4
 """What stands before the headers in a request's head: origin, method, raw path, query."""
@@ -33,16 +33,17 @@ class FrameServer(FrameProtocol):
         app: The application.
         state: The lifespan's state, which each request gets a copy of.
         server_state: The private server's, which keeps the connections and the tasks that its stop waits for.
+        buffer: See `FrameProtocol`.
     """
 
-    def __init__(self, app: ASGIApp, state: dict[str, Any], server_state: ServerState) -> None:
-        super().__init__()
+    def __init__(self, app: ASGIApp, state: dict[str, Any], server_state: ServerState, buffer: memoryview) -> None:
+        super().__init__(buffer)
         self._app = app
         self._state = state
         self._connections: set[Any] = server_state.connections
         self._tasks = server_state.tasks
         self._loop = asyncio.get_running_loop()
-        self._exchange: _Exchange | None = None
+        self._exchange: _IncomingExchange | None = None
         self._is_stopping = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,27 +57,22 @@ class FrameServer(FrameProtocol):
             raise FramesError("a request began before the last one had ended")
         (origin, method, raw_path, query), headers = read_head(content, REQUEST_FIELDS)
         try:
-            client, server, scheme, root_path, http_version = read_origin(origin)
-        except (TypeError, ValueError) as error:
-            raise FramesError(f"{origin!r} is no origin") from error
+            described = read_origin(origin)
+        except ValueError as error:
+            raise FramesError(str(error)) from error
         path = raw_path.decode("latin-1")
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": http_version,
-            "server": server,
-            "client": client,
-            "scheme": scheme,
             "method": method.decode("latin-1"),
-            "root_path": root_path,
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": query,
             "headers": headers,
             "state": self._state.copy(),
-            ARRIVED_KEY: True,
+            **described,
         }
-        self._exchange = _Exchange(self, scope, body_ended=last)
+        self._exchange = _IncomingExchange(self, scope, body_ended=last)
         task = self._loop.create_task(self._exchange.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -106,7 +102,7 @@ class FrameServer(FrameProtocol):
             self.close()
 
 
-class _Exchange:
+class _IncomingExchange:
     """One request and its reply: what the application's `receive` and `send` do."""
 
     __slots__ = (
@@ -164,12 +160,13 @@ class _Exchange:
     async def receive(self) -> Message:
         while not (self._disconnected or self._replied):
             if self._pieces or (self._body_ended and not self._reported):
-                body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._pieces.clear()
-                self._held = 0
-                self._reported = self._body_ended
-                self._connection.read_on()
-                return {"type": "http.request", "body": body, "more_body": not self._body_ended}
+                body = self._pieces.pop(0) if self._pieces else b""
+                self._held -= len(body)
+                more = not self._body_ended or bool(self._pieces)
+                self._reported = not more
+                if not self._pieces:
+                    self._connection.read_on()
+                return {"type": "http.request", "body": body, "more_body": more}
             if not self._body_asked_for:
                 self._ask_for_body()
             if self._news is None:
@@ -202,7 +199,7 @@ class _Exchange:
 
     def _ask_for_body(self) -> None:
         self._body_asked_for = True
-        if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"]):
+        if offers_body(self._scope["headers"]):
             self._connection.write_continue()
 
     def _notify(self) -> None:

@@ -30,15 +30,19 @@ CONTINUE: Final = 16
 BEGINS_A_REQUEST: Final = frozenset({HEAD, HEAD | LAST})
 """The first byte of a connection that carries frames. No HTTP request begins with one of them."""
 
-_FLAGS: Final = frozenset({HEAD, HEAD | LAST, BODY, BODY | LAST, CONTINUE})
 _PREFIX: Final = struct.Struct("!BQ")
-_LONGEST_HEAD: Final = 2**30  # bytes; what claims to be longer is no head
+_LONGEST_HEAD: Final = 2**22  # bytes; what claims to be longer is no head
+_RECEIVED: Final = 262_144  # bytes that are received at once; more than a Unix socket holds by default
 _HIGH_WATER: Final = 262_144  # bytes of a body that are held before the other side is made to wait
 _JOINED: Final = 65_536  # bytes; copying a longer piece behind its prefix costs more than a second buffer
 
 
 class FramesError(Exception):
     """Raised when the other side sends what is no frame, or one that it may not send there."""
+
+
+class HeadTooLongError(ValueError):
+    """Raised when a head has more bytes than pass between two workers."""
 
 
 def head_frame(flags: int, fields: tuple[bytes, ...], headers: Headers) -> bytes:
@@ -50,11 +54,14 @@ def head_frame(flags: int, fields: tuple[bytes, ...], headers: Headers) -> bytes
         headers: Names and values.
 
     Raises:
+        HeadTooLongError: It has more than 4 MiB.
         ValueError: There is a line break in a field, a name or a value.
     """
     content = b"\n".join((*fields, *chain.from_iterable(headers)))
     if content.count(b"\n") != len(fields) + 2 * len(headers) - 1:
         raise ValueError("a header, or the target, has a line break in it")
+    if len(content) > _LONGEST_HEAD:
+        raise HeadTooLongError(f"the target and the headers have {len(content)} bytes; at most {_LONGEST_HEAD} pass")
     return _PREFIX.pack(flags, len(content)) + content
 
 
@@ -71,20 +78,29 @@ def read_head(content: bytes, fields: int) -> tuple[list[bytes], Headers]:
     return lines[:fields], list(zip(names_and_values, names_and_values, strict=True))
 
 
-class FrameProtocol(asyncio.Protocol):
+def receive_buffer() -> memoryview:
+    """Return what a `FrameProtocol` receives into."""
+    return memoryview(bytearray(_RECEIVED))
+
+
+class FrameProtocol(asyncio.BufferedProtocol):
     """What both ends of a connection have in common: frames in and out, and how each side makes the other wait.
 
     A subclass gets the frames through `head_received`, `body_received` and `continue_received`, and learns by
     `connection_ended` that there will be no more. What is wrong with the frames closes the connection.
+
+    Args:
+        buffer: A `receive_buffer`. Connections of one event loop may have the same: nothing stays in it.
     """
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
         self.is_open = False
         self.write_paused = False
-        self._partial = b""
-        self._is_last = False
+        self._partial = bytearray()
+        self._in_body = self._is_last = False
         self._left = 0
         self._read_paused = False
         self._drained: asyncio.Event | None = None
@@ -174,39 +190,63 @@ class FrameProtocol(asyncio.Protocol):
         if self._drained is not None:
             self._drained.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """Called by the loop."""
-        if self._partial:
-            data, self._partial = self._partial + data, b""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by the loop."""
+        data = self._buffer[:nbytes]
+        # What is not copied here is copied where the parts of a body are put together: once.
+        self.data_received(data if nbytes > _JOINED else data.tobytes())
+
+    def data_received(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what has come in."""
+        partial = self._partial
+        if partial:
+            partial += data
+            data = partial
         position, end = 0, len(data)
+        parts: list[bytes | bytearray | memoryview] = []
         try:
             while position < end:
-                if self._left:
-                    piece = data[position : position + self._left]
-                    position += len(piece)
-                    self._left -= len(piece)
-                    self.body_received(piece, last=self._is_last and not self._left)
-                    continue
-                start = position + _PREFIX.size
-                if end < start:
-                    break
-                flags, length = _PREFIX.unpack_from(data, position)
-                if flags & BODY and flags in _FLAGS:
-                    position = start
-                    self._is_last, self._left = flags != BODY, length
-                    if not length:
-                        self.body_received(b"", last=self._is_last)
-                elif flags & HEAD and flags in _FLAGS and length <= _LONGEST_HEAD:
-                    if end < start + length:
+                if not self._in_body:
+                    begin, position = position, self._frame_begins(data, position)
+                    if position == begin:
                         break
-                    position = start + length
-                    self.head_received(data[start:position], last=flags != HEAD)
-                elif flags == CONTINUE and not length:
-                    position = start
-                    self.continue_received()
-                else:
-                    raise FramesError(f"flags {flags}, length {length}")
+                if self._in_body:
+                    start, position = position, min(end, position + self._left)
+                    parts.append(data[start:position])
+                    self._left -= position - start
+                    self._in_body = self._left > 0
+                    if self._is_last and not self._in_body:
+                        self.body_received(b"".join(parts), last=True)
+                        parts.clear()
+            if parts:
+                self.body_received(b"".join(parts), last=False)
         except FramesError:
             self.transport.abort()
         else:
-            self._partial = data[position:]
+            if partial:
+                del partial[:position]
+            elif position < end:
+                partial += data[position:]
+
+    def _frame_begins(self, data: bytes | bytearray | memoryview, position: int) -> int:
+        """Take a frame's prefix, or a whole head, and return where to go on: at `position` if too little is there."""
+        start = position + _PREFIX.size
+        if len(data) < start:
+            return position
+        flags, length = _PREFIX.unpack_from(data, position)
+        if flags in (BODY, BODY | LAST):
+            self._in_body, self._is_last, self._left = True, flags != BODY, length
+            return start
+        if flags in (HEAD, HEAD | LAST) and length <= _LONGEST_HEAD:
+            if len(data) < start + length:
+                return position
+            self.head_received(bytes(data[start : start + length]), last=flags != HEAD)
+            return start + int(length)
+        if flags == CONTINUE and not length:
+            self.continue_received()
+            return start
+        raise FramesError(f"flags {flags}, length {length}")

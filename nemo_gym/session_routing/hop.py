@@ -25,11 +25,21 @@ HOP_HEADER: Final = b"x-nemo-gym-forwarded-client"
 ARRIVED_KEY: Final = "nemo_gym.session_routing.arrived"
 """The scope key that marks a request of the private socket. The outside can set headers, never scope keys."""
 
+STRAIGHT_KEY: Final = "nemo_gym.session_routing.straight"
+"""The scope key that marks a request which a client of this machine and user has sent to the private socket itself."""
+
+OWNED_KEY: Final = "nemo_gym.session_routing.owned"
+"""The scope key that marks a request which goes, or has come, to another worker because that one owns its session."""
+
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
      b"trailer", b"transfer-encoding", b"upgrade", HOP_HEADER}
 )  # fmt: skip
-"""Header fields that belong to one connection and not to the message (RFC 9110 section 7.6.1), and the private one."""
+"""Header fields that belong to one connection and not to the message (RFC 9110 section 7.6.1), and the private one.
+
+What else a client names in `Connection` is not among them. That field tells a proxy what to remove, and the workers
+of one port are one server: one that removed, say, the cookie would have its owner answer another request.
+"""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -39,22 +49,22 @@ _LONGEST_CACHED: Final = 1024  # bytes
 
 
 def end_to_end_headers(headers: Sequence[tuple[bytes, bytes]], *, keep: bytes = b"") -> Headers:
-    """Return the headers without those that are the connection's own, including the ones `Connection` names.
+    """Return the headers without those that are the connection's own.
 
     Args:
         headers: The received headers.
         keep: One name that stays although it is the connection's own.
     """
-    kept = [header for header in headers if header[0].lower() not in HOP_BY_HOP or header[0] == keep]
-    if len(kept) == len(headers):
-        return kept
-    connection = b",".join(value for name, value in headers if name.lower() == b"connection")
-    named = {token.strip().lower() for token in connection.split(b",")}
-    return [header for header in kept if header[0].lower() not in named or header[0] == keep]
+    return [header for header in headers if header[0].lower() not in HOP_BY_HOP or header[0] == keep]
+
+
+def offers_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a client waits with its body until it is asked for it; the servers of both workers decide it so."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def describe_origin(scope: Scope) -> bytes:
-    """Return what `scope` says of the connection, as one JSON list without a tab or a line break."""
+    """Return what `scope` says of the connection and why it is sent, as one JSON list without a tab or a line break."""
     return orjson.dumps(
         (
             scope.get("client"),
@@ -62,6 +72,7 @@ def describe_origin(scope: Scope) -> bytes:
             scope.get("scheme", "http"),
             scope.get("root_path", ""),
             scope.get("http_version", "1.1"),
+            OWNED_KEY in scope,
         )
     )
 
@@ -103,6 +114,9 @@ def restore_origin(scope: Scope) -> None:
     With the private header it was forwarded: it has arrived, and gets the origin that the receiving worker saw.
     Without, it comes straight from a client of this machine and user, and looks as if the shared port had taken it;
     the router decides on it as on any other.
+
+    Raises:
+        ValueError: The private header is not one of a worker's.
     """
     host = b""
     for name, value in scope["headers"]:
@@ -111,21 +125,38 @@ def restore_origin(scope: Scope) -> None:
             return
         if name == b"host":
             host = value
+    scope[STRAIGHT_KEY] = True
     scope["client"] = _LOCAL_CLIENT
     scope["server"] = _named_by(host) if len(host) <= _LONGEST_CACHED else None
 
 
-def read_origin(value: bytes) -> tuple[Any, ...]:
-    """Return what `describe_origin` said: the scope's client, server, scheme, root path and HTTP version."""
-    client, server, *others = orjson.loads(value)
-    return client and tuple(client), server and tuple(server), *others
+def read_origin(value: bytes) -> dict[str, Any]:
+    """Return what `describe_origin` said, under the scope's keys.
+
+    Raises:
+        ValueError: It said nothing of the kind.
+    """
+    try:
+        client, server, scheme, root_path, http_version, is_owned = orjson.loads(value)
+        origin = {
+            ARRIVED_KEY: True,
+            "client": client and tuple(client),
+            "server": server and tuple(server),
+            "scheme": scheme,
+            "root_path": root_path,
+            "http_version": http_version,
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{value!r} is no origin") from error
+    if is_owned:
+        origin[OWNED_KEY] = True
+    return origin
 
 
 def _restore_forwarded(scope: Scope, origin: bytes) -> None:
-    scope[ARRIVED_KEY] = True
-    scope["headers"] = [(name, _as_received(value)) for name, value in scope["headers"] if name != HOP_HEADER]
     origin, _, query = origin.partition(b"\t")
-    scope["client"], scope["server"], scope["scheme"], scope["root_path"], scope["http_version"] = read_origin(origin)
+    scope.update(read_origin(origin))
+    scope["headers"] = [(name, _as_received(value)) for name, value in scope["headers"] if name != HOP_HEADER]
     if query:
         scope["query_string"] = query
 

@@ -2,23 +2,28 @@
 
 The router becomes the outermost middleware so far, and sessions are stamped just inside `SessionMiddleware`. What is
 added later stands outside the router: right for error replies and the handling of client disconnects, wrong for all
-that reads or writes the session. The application's lifespan must run (it does under uvicorn, unless `lifespan="off"`),
-because the private server starts and stops with it.
+that reads or writes the session. A `FrontedApp` has the router in front of it instead, outside every middleware.
+
+The application's lifespan must run (it does under uvicorn, unless `lifespan="off"`), because the private server starts
+and stops with it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.datastructures import Secret
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.types import ASGIApp
 
 from nemo_gym.session_routing.body_field import BodyIdField
 from nemo_gym.session_routing.forwarding import HopName
+from nemo_gym.session_routing.front import FrontedApp
 from nemo_gym.session_routing.ownership import SessionOwnerMiddleware, TokenSerializer, new_worker_id
 from nemo_gym.session_routing.placement import Placement, Placer
 from nemo_gym.session_routing.router import SessionRoutingMiddleware, secrets_of
@@ -65,9 +70,8 @@ def install_session_routing(
         ValueError: There is no `SessionMiddleware` yet, or it has another cookie, secret or age.
     """
     position = _session_middleware_position(app, session_cookie, secrets_of(secret_key)[0], max_age)
-    worker_id, placer = _new_worker(placement, socket_dir)
-    app.user_middleware.insert(position + 1, Middleware(SessionOwnerMiddleware, worker_id=worker_id, counter=placer))
-    app.add_middleware(
+    worker_id, placer = _stamp_sessions(app, position + 1, placement, socket_dir)
+    make_router = functools.partial(
         SessionRoutingMiddleware,
         socket_dir=socket_dir,
         worker_id=worker_id,
@@ -84,12 +88,25 @@ def install_session_routing(
         cookies=_cookies_of(app.user_middleware[position]),
         placer=placer,
     )
+    _add_router(app, make_router)
     return worker_id
 
 
-def _new_worker(placement: Placement | None, socket_dir: Path | str) -> tuple[str, Placer | None]:
+def _add_router(app: Starlette, make_router: Callable[[ASGIApp], SessionRoutingMiddleware]) -> None:
+    if isinstance(app, FrontedApp):
+        app.state.session_routing = app.put_in_front(make_router)
+    else:
+        app.add_middleware(make_router)
+
+
+def _stamp_sessions(
+    app: Starlette, position: int, placement: Placement | None, socket_dir: Path | str
+) -> tuple[str, Placer | None]:
+    """Add the middleware that stamps sessions with a new worker id; return that, and what counts the sessions."""
     worker_id = new_worker_id()
-    return worker_id, Placer(placement, socket_dir, worker_id) if placement else None
+    placer = Placer(placement, socket_dir, worker_id) if placement else None
+    app.user_middleware.insert(position, Middleware(SessionOwnerMiddleware, worker_id=worker_id, counter=placer))
+    return worker_id, placer
 
 
 def _cookies_of(middleware: Middleware) -> SessionCookies | None:

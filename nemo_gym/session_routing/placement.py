@@ -25,14 +25,19 @@ from typing import Any, Final
 from starlette.types import Message, Receive, Scope
 
 from nemo_gym.session_routing.body_field import BodyId
-from nemo_gym.session_routing.loads import SharedLoads
+from nemo_gym.session_routing.hop import STRAIGHT_KEY
+from nemo_gym.session_routing.loads import BEAT_S, SharedLoads
 from nemo_gym.session_routing.ownership import Claim, route_path
 
-_FILE: Final = "loads"
+LOADS_FILE: Final = "loads"
+"""Name of the file of the loads, in the directory of the workers' sockets."""
+
 _NEW_KEY: Final = "nemo_gym.session_routing.new_session"
 
 _SLACK: Final = 1  # more than the least loaded worker, and a thirty-second of its load
 _SLACK_SHIFT: Final = 5
+_CHOSEN_SLACK: Final = 32  # where a client has chosen, and a quarter: it may have sent what nobody has taken yet
+_CHOSEN_SLACK_SHIFT: Final = 2
 _ENDED_SLACK: Final = 8  # ends lately, and an eighth of the other's
 _ENDED_SLACK_SHIFT: Final = 3
 _LARGEST_LEAD: Final = 64  # and a quarter of the own load; beyond it the others take turns
@@ -65,6 +70,11 @@ class Placement:
     last_path: str | None = None
     ignored_paths: Collection[str] = field(default_factory=frozenset)
     when_ended: Callable[[Callable[[str], None]], None] | None = None
+
+
+def is_far_ahead(load: int, least: int) -> bool:
+    """Tell whether a worker holds so much more than another one that this one is to be filled up by turns."""
+    return load - least > _LARGEST_LEAD + (load >> _LARGEST_LEAD_SHIFT)
 
 
 class HeldSessions:
@@ -118,13 +128,14 @@ class Placer:
 
     def __init__(self, placement: Placement, socket_dir: Path | str, worker_id: str) -> None:
         self._placement = placement
-        self._path = Path(socket_dir) / _FILE
+        self._path = Path(socket_dir) / LOADS_FILE
         self._worker_id = worker_id
         self._held = HeldSessions()
         self._begun = 0
         self._turn = 0
         self._loads: SharedLoads | None = None
         self._forgetting: asyncio.TimerHandle | None = None
+        self._beating: asyncio.TimerHandle | None = None
         self._unchain: Callable[[], None] | None = None
         if placement.when_ended is not None:
             placement.when_ended(self._end)
@@ -147,6 +158,7 @@ class Placer:
             logger.warning("New sessions stay where they arrive: %s: %s", self._path, error.strerror or error)
             return
         self._loads.hold(len(self._held))
+        self._beat()
         if self._placement.when_ended is None:
             self._forget_later()
         self._unchain = _chain_to_sigterm(self.leave)
@@ -163,6 +175,8 @@ class Placer:
             self._unchain = None
         if self._forgetting is not None:
             self._forgetting.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
         if self._loads is not None:
             self._loads.close()
             self._loads = None
@@ -180,8 +194,11 @@ class Placer:
         scope[_NEW_KEY] = True
         return True
 
-    def choose(self, loads: SharedLoads) -> int:
-        """Return the slot of the worker that a new session goes to."""
+    def choose(self, loads: SharedLoads, scope: Scope) -> int:
+        """Return the slot of the worker that the new session of a request goes to.
+
+        Where the request came straight to this worker, its client has chosen by the loads.
+        """
         peers = loads.peers()
         if not peers:
             return loads.slot
@@ -192,7 +209,9 @@ class Placer:
             return least
         mine = loads.load(own)
         lead = mine - load
-        if lead > _LARGEST_LEAD + (mine >> _LARGEST_LEAD_SHIFT):
+        if STRAIGHT_KEY in scope and lead <= _CHOSEN_SLACK + (load >> _CHOSEN_SLACK_SHIFT):
+            return own
+        if is_far_ahead(mine, load):
             self._turn = (self._turn + 1) % len(others)
             load, least = others[self._turn]
             lead = mine - load
@@ -255,6 +274,11 @@ class Placer:
     def _publish(self) -> None:
         if self._loads is not None:
             self._loads.hold(len(self._held))
+
+    def _beat(self) -> None:
+        if self._loads is not None and not self._loads.has_left:
+            self._loads.beat()
+            self._beating = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _forget_later(self) -> None:
         def forget() -> None:

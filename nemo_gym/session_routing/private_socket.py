@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import socket
@@ -26,13 +27,15 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.session_routing.forked import let_go_in_children, let_go_of_sockets
 from nemo_gym.session_routing.frame_server import FrameServer
-from nemo_gym.session_routing.frames import BEGINS_A_REQUEST
+from nemo_gym.session_routing.frames import BEGINS_A_REQUEST, receive_buffer
 from nemo_gym.session_routing.hop import restore_origin
 
 SOCKET_DIR_ENV: Final = "NEMO_GYM_SOCKET_DIR"
@@ -205,20 +208,36 @@ class _PrivateDoor:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        restore_origin(scope)
+        try:
+            restore_origin(scope)
+        except ValueError as error:
+            await PlainTextResponse(str(error), status_code=400)(scope, receive, send)
+            return
         await self.app(scope, receive, send)
 
 
 class _PrivateProtocol(asyncio.Protocol):
-    """A new connection to the private socket, until its first byte tells whether it carries frames or HTTP."""
+    """A new connection to the private socket, until its first byte tells whether it carries frames or HTTP.
+
+    Args:
+        app: The application that requests in frames are for; the one of HTTP requests is the configuration's.
+        buffer: What frames are received into.
+        config: The private server's configuration.
+        server_state: The private server's state.
+        app_state: The lifespan's state.
+    """
 
     def __init__(
         self,
+        app: ASGIApp,
+        buffer: memoryview,
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        self._app = app
+        self._buffer = buffer
         self._config = config
         self._server_state = server_state
         self._app_state = app_state
@@ -233,8 +252,7 @@ class _PrivateProtocol(asyncio.Protocol):
         self._connections.discard(self)
         protocol: FrameServer | HttpToolsProtocol
         if data[0] in BEGINS_A_REQUEST:
-            assert isinstance(self._config.app, _PrivateDoor)
-            protocol = FrameServer(self._config.app.app, self._app_state, self._server_state)
+            protocol = FrameServer(self._app, self._app_state, self._server_state, self._buffer)
         else:
             protocol = HttpToolsProtocol(self._config, self._server_state, self._app_state)
         protocol.connection_made(self._transport)
@@ -267,7 +285,7 @@ class PrivateServer:
         self._config = uvicorn.Config(
             _PrivateDoor(app),
             uds=os.fspath(path),
-            http=_PrivateProtocol,
+            http=cast("type[asyncio.Protocol]", functools.partial(_PrivateProtocol, app, receive_buffer())),
             ws="auto",
             ws_max_size=sys.maxsize,
             ws_ping_interval=None,
@@ -301,6 +319,8 @@ class PrivateServer:
         server = uvicorn.Server(self._config)
         server.lifespan = self._config.lifespan_class(self._config)
         server.lifespan.state = self._state
+        # A connection that a forked process kept would not end with this one.
+        let_go_in_children(self)
         await server.startup()
         self._server = server
         self._path.chmod(0o600)
@@ -312,3 +332,7 @@ class PrivateServer:
             return
         await server.shutdown()
         self._path.unlink(missing_ok=True)
+
+    def let_go(self) -> None:
+        """Keep nothing of the worker that has forked this process: neither its socket nor a connection of the hop."""
+        let_go_of_sockets(self._path.parent)

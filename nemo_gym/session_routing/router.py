@@ -16,15 +16,21 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Secret
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unreadable_body_reply
 from nemo_gym.session_routing.forwarding import Forwarder, HopName
-from nemo_gym.session_routing.hop import ARRIVED_KEY
+from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
 from nemo_gym.session_routing.jsonrpc import RecordedBody, WatchedReply, jsonrpc_error_reply
 from nemo_gym.session_routing.loads import SharedLoads
-from nemo_gym.session_routing.lost import LostReason, lost_session_reply, no_reply
+from nemo_gym.session_routing.lost import (
+    LostReason,
+    lost_session_reply,
+    no_descriptors_reply,
+    no_reply,
+    not_the_owner_reply,
+)
 from nemo_gym.session_routing.owner_socket import (
     NoReplyError,
     OutOfDescriptorsError,
@@ -176,6 +182,10 @@ class SessionRoutingMiddleware:
             reply = lost_session_reply(LostReason.SESSION_EXPIRED)
             body = self._recorded(scope, receive) if self._mcp_errors_as_jsonrpc else None
             await _answer(reply, scope, receive, send, body)
+        elif OWNED_KEY in scope and claim.owner != self.worker_id:
+            # Served here, it might be with a fresh empty state: of the two workers one has misread it.
+            logger.error("%s %s came as this worker's, and is not", scope["type"], scope["path"])
+            await _answer(not_the_owner_reply(), scope, receive, send)
         elif arrived or claim.owner is None or claim.owner == self.worker_id:
             begins = self._placer is not None and self._placer.begins_session(scope, claim)
             if begins and not arrived and names_no_session(found):
@@ -199,7 +209,7 @@ class SessionRoutingMiddleware:
         if loads is None:
             await self._serve(claim, scope, receive, send)
             return
-        slot = self._placer.choose(loads)
+        slot = self._placer.choose(loads, scope)
         owner = None if slot == loads.slot else loads.worker_at(slot)
         if owner is not None:
             counted = loads.sent(slot)
@@ -220,6 +230,8 @@ class SessionRoutingMiddleware:
         self, loads: SharedLoads, owner: str, scope: Scope, receive: Receive, send: Send
     ) -> Receive | None:
         """Forward a request that may begin a session; returns the ASGI receive to serve it with if nothing was sent."""
+        self._forwarded += 1
+        self._placed_elsewhere += 1
         body = KeptBody(receive)
         try:
             await self._forwarder.forward(owner, scope, body.receive, send)
@@ -231,14 +243,15 @@ class SessionRoutingMiddleware:
                 isinstance(error, OwnerGoneError) and not error.may_have_run
             )
             if is_unsent and again is not None:
+                self._forwarded -= 1
+                self._placed_elsewhere -= 1
                 return again
-            await _answer(self._refusal(owner, error), scope, receive, send)
-        self._forwarded += 1
-        self._placed_elsewhere += 1
+            await self._refuse(owner, error, scope, receive, send, had_begun=False)
         return None
 
     async def _forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._forwarded += 1
+        scope[OWNED_KEY] = True
         body = self._recorded(scope, receive)
         passing = WatchedReply(send)
         try:
@@ -257,23 +270,31 @@ class SessionRoutingMiddleware:
             await send({"type": "http.response.body", "body": rest.body})
             return
         except (OwnerGoneError, OutOfDescriptorsError, NoReplyError) as error:
-            reply = self._refusal(owner, error)
-        await _answer(reply, scope, receive, send, body if self._mcp_errors_as_jsonrpc else None)
+            spoken = body if self._mcp_errors_as_jsonrpc else None
+            await self._refuse(owner, error, scope, receive, send, spoken)
 
-    def _refusal(self, owner: str, error: OwnerGoneError | OutOfDescriptorsError | NoReplyError) -> Response:
-        """Return what there is to say of a forward that failed before its reply began."""
+    async def _refuse(
+        self,
+        owner: str,
+        error: OwnerGoneError | OutOfDescriptorsError | NoReplyError,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        body: RecordedBody | None = None,
+        *,
+        had_begun: bool = True,
+    ) -> None:
+        """Count, log and say that a forward has failed before its reply began."""
         if isinstance(error, OwnerGoneError):
             self._lost += 1
-            return lost_session_reply(LostReason.WORKER_GONE, may_have_run=error.may_have_run)
-        if isinstance(error, NoReplyError):
+            reply = lost_session_reply(LostReason.WORKER_GONE, may_have_run=error.may_have_run, had_begun=had_begun)
+        elif isinstance(error, NoReplyError):
             logger.warning("worker %s gave no reply: %s", owner, error)
-            return no_reply()
-        logger.error("can't forward to worker %s: %s", owner, error)
-        return JSONResponse(
-            {"detail": "This worker has no file descriptors left to reach the session's worker; try again."},
-            status_code=503,
-            headers={"retry-after": "1"},
-        )
+            reply = no_reply()
+        else:
+            logger.error("can't forward to worker %s: %s", owner, error)
+            reply = no_descriptors_reply()
+        await _answer(reply, scope, receive, send, body)
 
     async def _broken_off(self, owner: str) -> Response:
         """Return what there is to say of a reply that was begun and broken off by its owner."""
@@ -290,7 +311,7 @@ class SessionRoutingMiddleware:
 
     async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application's lifespan with the private server's within it."""
-        app = scope.get("app", self.app)
+        app = scope.get("app", self)
         private = PrivateServer(app, self._socket_path, state=scope.setdefault("state", {}), grace=self._grace)
         if isinstance(app, Starlette):
             app.state.session_routing = self

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,19 +62,26 @@ class Members:
         self.path = path
         self.clock = Clock()
         self.all = [Member(path, self.clock) for _ in range(number)]
-        self.clock.go_on()
+        self.go_on()
 
     def join(self) -> Member:
         self.all.append(Member(self.path, self.clock))
-        self.clock.go_on()
+        self.go_on()
         return self.all[-1]
+
+    def go_on(self, seconds: float = 1.0, *, frozen: Member | None = None) -> None:
+        """Let time pass, in which all event loops run but that of a frozen worker."""
+        self.clock.go_on(seconds)
+        for member in self.all:
+            if member is not frozen:
+                member.loads.beat()
 
     def at(self, slot: int) -> Member:
         (found,) = (member for member in self.all if member.loads.slot == slot)
         return found
 
     def chosen_by(self, member: Member) -> Member:
-        return self.at(member.placer.choose(member.loads))
+        return self.at(member.placer.choose(member.loads, {}))
 
     def place(self, member: Member) -> Member:
         """Let a session that `member` accepts begin, and be answered."""
@@ -168,7 +177,7 @@ def test_a_worker_that_can_not_be_reached_stays_out(four: Members) -> None:
     here.loads.unreachable(there.worker_id)
 
     assert there.loads.slot not in here.loads.peers()
-    four.clock.go_on()
+    four.go_on()
     assert there.loads.slot not in here.loads.peers()
 
 
@@ -188,7 +197,7 @@ def test_more_workers_than_slots(path: Path) -> None:
 def test_the_first_of_many_are_spread_before_one_of_them_is_answered(four: Members) -> None:
     acceptor = four.all[2]
     for _ in range(400):
-        acceptor.loads.sent(acceptor.placer.choose(acceptor.loads))
+        acceptor.loads.sent(acceptor.placer.choose(acceptor.loads, {}))
 
     loads = acceptor.loads.snapshot().values()
     assert sum(loads) == 400
@@ -253,9 +262,104 @@ def test_ends_of_long_ago_count_no_longer(four: Members) -> None:
         here.end()
     assert four.chosen_by(here) in others
 
+    four.go_on(60)
+
+    assert four.chosen_by(here) is here
+
+
+@pytest.mark.promise("placement-avoids-the-silent")
+def test_a_worker_whose_event_loop_does_not_run_is_not_chosen(four: Members) -> None:
+    here, frozen, *_ = four.all
+    for member in four.all:
+        member.hold(10)
+    frozen.hold(0)
+    assert four.chosen_by(here) is frozen
+
+    four.go_on(1.0, frozen=frozen)
+    assert four.chosen_by(here) is frozen
+    four.go_on(0.1, frozen=frozen)
+    assert here.loads.worker_at(frozen.loads.slot) is None
+    assert four.chosen_by(here) is here
+    # It runs all the same, and counts again as soon as its loop goes on.
+    assert here.loads.snapshot()[frozen.worker_id] == 0
+    four.go_on(0.2)
+    assert four.chosen_by(here) is frozen
+
+
+@pytest.mark.promise("placement-avoids-the-silent")
+def test_where_all_others_are_silent_sessions_stay(four: Members) -> None:
+    here = four.all[0]
+    here.hold(100)
     four.clock.go_on(60)
 
     assert four.chosen_by(here) is here
+
+
+@pytest.mark.promise("placement-forgets-the-dead")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_a_worker_forked_does_not_keep_its_slot(path: Path) -> None:
+    ids = [uuid.uuid4().hex for _ in range(2)]
+    here = SharedLoads(path, ids[0])
+    listening, speaking = os.pipe()
+    dying = os.fork()
+    if not dying:
+        # The worker, which forks a process that outlives it.
+        try:
+            worker = SharedLoads(path, ids[1])
+            child = os.fork()
+            if child:
+                os.write(speaking, b"%d\n" % child)
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+            assert worker
+        finally:
+            os._exit(1)
+    os.waitpid(dying, 0)
+    child = int(os.read(listening, 20))
+    try:
+        give_up_at = time.monotonic() + 20
+        while len(here.snapshot()) > 1 and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        assert list(here.snapshot()) == ids[:1]
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(listening)
+        os.close(speaking)
+        here.close()
+
+
+@pytest.mark.parametrize("damage", ["ones", "zeros", "noise"])
+def test_a_damaged_file_heals(four: Members, damage: str) -> None:
+    here, *others = four.all
+    for member in four.all:
+        member.hold(5)
+        member.loads.peers()
+    counted = here.loads.sent(others[0].loads.slot), here.loads.sent(here.loads.slot)
+    size = four.path.stat().st_size
+    with four.path.open("r+b") as file:
+        file.write({"ones": b"\xff" * size, "zeros": bytes(size), "noise": Random(3).randbytes(size)}[damage])
+
+    for member in four.all:
+        assert four.chosen_by(member) in four.all
+        for target in four.all:
+            member.loads.answered(target.loads.slot, member.loads.sent(target.loads.slot))
+    here.loads.answered(others[0].loads.slot, counted[0])
+    here.loads.answered(here.loads.slot, counted[1])
+    for _ in range(3):
+        four.go_on()
+        for member in four.all:
+            member.loads.note_end()
+            member.loads.peers()
+
+    held = {member.worker_id: 5 for member in four.all}
+    assert [member.loads.snapshot() for member in four.all] == [held] * 4
+
+
+def test_a_file_that_is_too_short(path: Path) -> None:
+    path.write_bytes(b"short")
+    with pytest.raises(OSError, match="no file of loads"):
+        SharedLoads(path, uuid.uuid4().hex)
 
 
 def test_a_worker_alone_keeps_all(path: Path) -> None:
@@ -331,7 +435,7 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
             member.kill() if kind == "kill" else member.loads.leave()
             members.all.remove(member)
             gone.append(member)
-        members.clock.go_on()
+        members.go_on()
         expected = {
             one.worker_id: one.held + sum(s in members.all and to is one for s, to, _ in on_the_way)
             for one in members.all

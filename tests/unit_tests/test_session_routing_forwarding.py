@@ -79,13 +79,22 @@ async def test_headers_pass_with_their_order_and_repetitions(pair: tuple[Worker,
 
 
 @pytest.mark.promise("hop-by-hop-only")
-async def test_headers_that_connection_names_stay_on_their_hop(socket_dir: Path) -> None:
-    async with running_workers(socket_dir) as (here, there), await here.connect() as connection:
-        headers = [("host", "h"), ("cookie", owned_cookie(there.worker_id)), ("x-mine", "1"), ("x-yours", "2")]
-        connection.send_head("GET", "/", [*headers, ("connection", "keep-alive, X-Mine")])
-        names = [name for name, _ in (await connection.reply()).json()["headers"]]
-    assert "x-yours" in names
-    assert not {"x-mine", "connection"} & set(names)
+@pytest.mark.parametrize("named", ["cookie", "keep-alive, X-Mine ,CONTENT-LENGTH", "host, content-type, authorization"])
+async def test_what_connection_names_is_the_same_request_for_the_owner(pair: tuple[Worker, Worker], named: str) -> None:
+    here, there = pair
+    headers = [("connection", named), ("x-mine", "1"), ("content-type", "text/x"), ("authorization", "Basic Zg==")]
+    direct, forwarded = await both(here, there, "/", method="POST", headers=headers, body=b"abc")
+    assert forwarded.json()["worker"] == there.worker_id
+    assert without(forwarded.json(), "client", "server") == without(direct.json(), "client", "server")
+
+
+@pytest.mark.promise("hop-by-hop-only", "reaches-its-owner")
+async def test_a_session_stays_whatever_connection_names(pair: tuple[Worker, Worker]) -> None:
+    here, there = pair
+    cookie = (await there.request("/seed", method="POST")).cookie
+    for count, worker in enumerate((there, here, here, there), 1):
+        reply = await worker.request("/count", method="POST", cookie=cookie, headers=[("connection", "cookie")])
+        assert reply.json() == {"count": count, "worker": there.worker_id}
 
 
 @pytest.mark.promise("hop-by-hop-only")
@@ -173,6 +182,20 @@ async def test_a_body_that_the_client_offers_is_asked_for_by_the_owner_only(sock
             assert (await connection.head()).status == 100
             connection.writer.write(b"hello")
             assert base64.b64decode((await connection.reply()).json()["body"]) == b"hello"
+
+
+@pytest.mark.promise("any-framing")
+@pytest.mark.parametrize("expectation", ["200-ok", "100-continue, x", '"100-continue"', ""])
+async def test_an_expectation_that_offers_no_body_is_not_waited_with(
+    pair: tuple[Worker, Worker], expectation: str
+) -> None:
+    here, there = pair
+    for size in (3, 70_000):
+        async with asyncio.timeout(5):
+            direct, forwarded = await both(
+                here, there, "/", method="PUT", headers=[("expect", expectation)], body=b"x" * size
+            )
+        assert without(forwarded.json(), "client", "server") == without(direct.json(), "client", "server")
 
 
 @pytest.mark.promise("callers-address")

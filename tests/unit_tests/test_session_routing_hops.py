@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.session_routing import SESSION_LOST_HEADER, worker_socket_path
+from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
 from tests.owner_ends import BODY, HEAD, LAST, frame, take_request
 from tests.session_workers import (
     Worker,
@@ -81,6 +83,43 @@ class TestClientsOfOneConnection:
             assert (await here.request("/run", method="POST", cookie=owned_cookie(there.worker_id))).body == b"done"
         assert set(runs) == {there.worker_id}
         assert len(runs) <= 3
+
+    @pytest.mark.promise("back-pressure")
+    async def test_what_was_uploaded_does_not_wait_for_the_garbage_collector(self, socket_dir: Path) -> None:
+        mark = b"a word of the body"
+        async with running_workers(socket_dir) as (here, there):
+            cookie = owned_cookie(there.worker_id)
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    reply = await here.request("/", method="PUT", body=mark * 6_000, cookie=cookie)
+                    assert reply.status == 200
+                assert uncollected(mark) == 0
+            finally:
+                gc.enable()
+
+
+def uncollected(mark: bytes) -> int:
+    """Return how many bytes, in objects that have `mark` in them, only the garbage collector can free."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        referred = {id(it): it for garbage in gc.garbage for it in gc.get_referents(garbage)}
+        return sum(len(it) for it in referred.values() if isinstance(it, bytes) and mark in it)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+@pytest.mark.promise("private-is-here")
+async def test_the_owner_is_told_that_a_request_came_for_its_session(socket_dir: Path) -> None:
+    async def why(request: Request) -> Response:
+        return JSONResponse([ARRIVED_KEY in request.scope, OWNED_KEY in request.scope])
+
+    async with running_workers(socket_dir, 2, lambda: make_app(Route("/why", why))) as (here, there):
+        for worker, told in ((here, [True, True]), (there, [False, False])):
+            assert (await worker.request("/why", cookie=owned_cookie(there.worker_id))).json() == told
 
 
 class TestOwnersEnd:

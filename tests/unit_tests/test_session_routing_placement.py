@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 import uuid
 from base64 import b64decode
 from collections import Counter
@@ -17,14 +18,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from nemo_gym.session_routing import BodyIdField, Placement
+from nemo_gym.session_routing import SESSION_LOST_HEADER, BodyIdField, Placement, worker_socket_path
 from nemo_gym.session_routing.loads import SharedLoads
+from tests.owner_ends import take_request
 from tests.session_workers import (
     SECRET,
     TOKEN_HEADER,
     Reply,
     TokenSerializer,
     Worker,
+    fake_owner,
     leave_stale_socket,
     make_app,
     owned_cookie,
@@ -225,9 +228,9 @@ async def test_a_session_begins_here_where_the_chosen_worker_is_gone(
     socket_dir: Path, size: int, leaves_socket: bool
 ) -> None:
     async with placed(socket_dir, 1) as (here,):
-        # One whose lock outlives it, as it does in a process that the worker forked.
+        # One whose lock outlives it, and whose last beat is not long ago for hours.
         ghost_id = uuid.uuid4().hex
-        ghost = SharedLoads(socket_dir / "loads", ghost_id)
+        ghost = SharedLoads(socket_dir / "loads", ghost_id, clock=lambda: time.monotonic() + 10_000)
         if leaves_socket:
             leave_stale_socket(socket_dir, ghost_id)
         body = b"x" * size
@@ -237,7 +240,51 @@ async def test_a_session_begins_here_where_the_chosen_worker_is_gone(
         assert {reply.json()["body"] for reply in replies} == {body.decode()}
         assert {owner_in(reply) for reply in replies} == {here.worker_id}
         assert sorted(ghost.snapshot().values()) == [0, 5]
+        statistics = here.router.statistics()
+        assert (statistics.served_here, statistics.forwarded, statistics.placed_elsewhere) == (5, 0, 0)
         ghost.close()
+
+
+@pytest.mark.promise("died-after-taking", "typed-410")
+async def test_a_worker_that_dies_before_it_has_begun_a_session_held_none(socket_dir: Path) -> None:
+    chosen = uuid.uuid4().hex
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await take_request(reader, writer)
+        worker_socket_path(socket_dir, chosen).unlink()
+        writer.close()
+
+    async with placed(socket_dir, 1) as (here,):
+        loads = SharedLoads(socket_dir / "loads", chosen)
+        async with fake_owner(socket_dir, die, chosen):
+            replies = await seeds(here, 6)
+        loads.close()
+        statistics = here.router.statistics()
+
+    (reply,) = (reply for reply in replies if reply.status != 200)
+    assert reply.status == 410
+    assert reply.all(SESSION_LOST_HEADER) == ["worker_gone"]
+    said = reply.json()
+    assert (said["reason"], said["may_have_run"], said["new_session_may_be_seeded"]) == ("worker_gone", True, True)
+    assert said["detail"].startswith("The worker on which this session was to begin is no longer running. Start a new")
+    assert (statistics.lost, statistics.forwarded, statistics.placed_elsewhere) == (1, 1, 1)
+
+
+@pytest.mark.promise("placement-counts")
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_forward_counts_from_its_beginning(socket_dir: Path, begun: bool) -> None:
+    async with placed(socket_dir, 2) as (here, there):
+        await only_held_by([here], await seeds(here, 8))
+        cookie = owned_cookie(there.worker_id) if begun else None
+        before = here.router.statistics()
+        client = asyncio.create_task(here.request("/slow", method="POST", cookie=cookie))
+        await there.app.state.begun.acquire()
+        after = here.router.statistics()
+        there.app.state.may_go_on.set()
+        assert (await client).status == 200
+
+    counted = (after.forwarded, after.placed_elsewhere, after.served_here)
+    assert counted == (before.forwarded + 1, before.placed_elsewhere + (not begun), before.served_here)
 
 
 @pytest.mark.promise("placement-never-costs-a-session")

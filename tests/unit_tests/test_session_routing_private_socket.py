@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nemo_gym.session_routing import SESSION_LOST_HEADER, frame_hop, worker_socket_path
 from tests.owner_ends import BODY, HEAD, LAST, frame, frames_of, take_request
-from tests.session_workers import Connection, Reply, Worker, fake_owner, owned_cookie, running_workers
+from tests.session_workers import Connection, Reply, Worker, fake_owner, owned_cookie, running_workers, signed_cookie
 
-ORIGIN = ("x-nemo-gym-forwarded-client", '[["203.0.113.9",1],["gym.test",443],"https","","1.1"]')
+ORIGIN = ("x-nemo-gym-forwarded-client", '[["203.0.113.9",1],["gym.test",443],"https","","1.1",false]')
+OWNED = (ORIGIN[0], ORIGIN[1].replace("false", "true"))
 GONE = "a" * 32
 
 
@@ -41,6 +44,43 @@ async def test_what_another_worker_forwards_is_served_here_whatever_its_cookie_s
     assert not {"date", "server"} & {name for name, _ in reply.headers}
     after = there.router.statistics()
     assert (after.arrived, after.forwarded) == (before.arrived + 1, before.forwarded)
+
+
+@pytest.mark.promise("private-is-here")
+class TestSentForItsSession:
+    """Of the two workers one has then misread the request, and to serve it might be with a fresh empty state."""
+
+    async def test_it_is_served_by_the_worker_that_it_names(self, pair: tuple[Worker, Worker]) -> None:
+        there = pair[1]
+        reply = await ask_privately(there, OWNED, ("cookie", owned_cookie(there.worker_id)))
+        assert reply.json()["worker"] == there.worker_id
+
+    async def test_it_is_refused_where_it_names_another_or_none(
+        self, pair: tuple[Worker, Worker], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        there = pair[1]
+        before = there.router.statistics().served_here
+        for cookies in ([], [owned_cookie(GONE)], [signed_cookie({"id": "a"})], ["sid=forged"]):
+            reply = await ask_privately(there, OWNED, *(("cookie", cookie) for cookie in cookies))
+            assert (reply.status, reply.all("set-cookie")) == (500, [])
+            assert "nothing was run" in reply.json()["detail"]
+        assert there.router.statistics().served_here == before
+        assert "came as this worker's" in caplog.text
+
+    async def test_it_is_refused_in_frames_too(self, pair: tuple[Worker, Worker]) -> None:
+        reader, writer = await asyncio.open_unix_connection(socket_of(pair[1]))
+        writer.write(frame(HEAD | LAST, REQUEST.replace(b"false", b"true")))
+        assert (await read_frame(reader))[1].startswith(b"500\n")
+        writer.close()
+
+
+@pytest.mark.promise("private-header")
+@pytest.mark.parametrize("value", ["garbage", "[1]", "{}", "5", "", '[5,null,"http","","1.1",false]'])
+async def test_a_private_header_that_no_worker_wrote_is_a_bad_request(
+    pair: tuple[Worker, Worker], value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await ask_privately(pair[1], (ORIGIN[0], value))).status == 400
+    assert not caplog.records
 
 
 @pytest.mark.promise("private-straight")
@@ -95,7 +135,7 @@ class TestStraightFromAClient:
         assert (seen["raw_path"], seen["query"], seen["root_path"]) == ("/a%2fb", "c", "")
 
 
-REQUEST = b'[null,null,"http","","1.1"]\nGET\n/%c3%a9\na=1\nhost\nx'
+REQUEST = b'[null,null,"http","","1.1",false]\nGET\n/%c3%a9\na=1\nhost\nx'
 
 
 class TestFrames:
@@ -161,3 +201,23 @@ def socket_of(worker: Worker) -> Path:
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     prefix = await reader.readexactly(9)
     return prefix[0], await reader.readexactly(int.from_bytes(prefix[1:]))
+
+
+@pytest.mark.promise("gone-is-410")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_a_forked_process_keeps_no_socket_of_the_hop(pair: tuple[Worker, Worker]) -> None:
+    here, there = pair
+    cookie = owned_cookie(there.worker_id)
+    async with Connection(*await asyncio.open_unix_connection(socket_of(there))) as straight:
+        assert (await here.request("/x", cookie=cookie)).json()["worker"] == there.worker_id
+        child = os.fork()
+        if not child:
+            ends = repr(psutil.Process(os.getpid()).net_connections("unix"))
+            os._exit(here.worker_id in ends or there.worker_id in ends)
+
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert status == 0
+        # Here all of them are as they were.
+        straight.send_head("GET", "/x", [("host", "x")])
+        assert (await straight.reply()).json()["worker"] == there.worker_id
+        assert (await here.request("/x", cookie=cookie)).json()["worker"] == there.worker_id

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import psutil
 import pytest
 from omegaconf import OmegaConf
 
+from nemo_gym.global_config import load_global_config
 from nemo_gym.server.client import ServerClient, close_client, get_response_json, raise_for_status
 from tests.e2e.session_routing.clients import Client
 from tests.e2e.session_routing.processes import (
+    HERE,
+    Folders,
     Servers,
     client_connections,
+    deployed,
     is_frozen,
     is_over,
     private_connections,
@@ -26,6 +32,8 @@ from tests.e2e.session_routing.processes import (
 )
 
 SESSIONS = 60
+MANY_SESSIONS = 400
+AT_ONCE = 16
 
 
 def client_of(servers: Servers, name: str, **options: Any) -> ServerClient:
@@ -96,6 +104,61 @@ async def test_requests_of_sessions_use_no_connection_of_the_shared_port(servers
         final = await asyncio.gather(*(session.post("/get_counter_value", json={}) for session in sessions))
     assert {status for replies in counts for status, _ in replies} == {200}
     assert final == [(200, {"count": 16})] * SESSIONS
+
+
+@pytest.fixture(scope="module")
+async def placing(folders: Folders) -> AsyncIterator[Servers]:
+    config = load_global_config([HERE / "placement.yaml"], working_dir=folders.work)
+    async with deployed(config, folders.work) as servers:
+        for name in ("placing_probe", "local_counter"):
+            await servers.all_workers(name)
+        yield servers
+
+
+async def routing_of(folders: Folders, worker: str) -> dict[str, int]:
+    """What a worker's router has done so far."""
+    (path,) = folders.sockets.glob(f"*/{worker}")
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http,
+        http.get("http://localhost/routing") as reply,
+    ):
+        done: dict[str, int] = await reply.json()
+        return done
+
+
+@pytest.mark.promise("straight-begins", "placement-even")
+@pytest.mark.parametrize("at_once", [1, AT_ONCE])
+async def test_sessions_begin_evenly_and_none_is_passed_on(placing: Servers, folders: Folders, at_once: int) -> None:
+    workers = await placing.all_workers("placing_probe")
+    client = client_of(placing, "placing_probe")
+    before = {worker: await routing_of(folders, worker) for worker in workers}
+    sessions = [Session(client, "placing_probe") for _ in range(MANY_SESSIONS)]
+    turn = asyncio.Semaphore(at_once)
+
+    async def begin(session: Session) -> None:
+        async with turn:
+            assert (await session.post("/seed_session", json={"number": 3}))[0] == 200
+
+    await asyncio.gather(*map(begin, sessions))
+    assert connections_to(workers) == 0
+    begun = Counter(session.owner for session in sessions)
+    assert begun.keys() == workers.keys()
+    assert max(begun.values()) < 1.25 * min(begun.values())
+    for worker in workers:
+        done = await routing_of(folders, worker)
+        assert done["forwarded"] == before[worker]["forwarded"]
+        assert done["sessions_held"] - before[worker]["sessions_held"] > 0
+    answers = await asyncio.gather(*(session.post("/add?amount=1") for session in sessions[:SESSIONS]))
+    assert [(status, reply["number"]) for status, reply in answers] == [(200, 4)] * SESSIONS
+
+
+@pytest.mark.promise("straight-begins-else-by-the-port")
+async def test_with_local_placement_sessions_begin_by_the_port(placing: Servers) -> None:
+    workers = await placing.all_workers("local_counter")
+    session = Session(client_of(placing, "local_counter"), "local_counter")
+    assert (await session.post("/seed_session", json={"initial_count": 1}))[0] == 200
+    assert connections_to(workers) == 1
+    assert await session.post("/get_counter_value", json={}) == (200, {"count": 1})
 
 
 @pytest.mark.promise("straight-to-owner", "agent-sessions")

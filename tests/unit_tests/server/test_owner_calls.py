@@ -292,7 +292,7 @@ class TestOnlyAWay:
 
     async def test_the_private_header_and_the_mcp_path_go_by_the_port(self, pair: Pair) -> None:
         cookies = await pair.session_there()
-        origin = {"X-Nemo-Gym-Forwarded-Client": '[["1.2.3.4",1],null,"https","","1.1"]'}
+        origin = {"X-Nemo-Gym-Forwarded-Client": '[["1.2.3.4",1],null,"https","","1.1",false]'}
         _, reply = await reply_of(await pair.client.post("counter", "/seen", cookies=cookies, headers=origin))
         assert (reply["client"][0], reply["scheme"]) == ("127.0.0.1", "http")
         await pair.client.post("counter", "/mcp/x", cookies=cookies)

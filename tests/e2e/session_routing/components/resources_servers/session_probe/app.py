@@ -5,9 +5,12 @@ missed its worker is answered wrongly and not refused.
 """
 
 import asyncio
+import multiprocessing
 import os
+import time
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
@@ -35,14 +38,17 @@ class SessionProbe(SimpleResourcesServer):
     """Keeps a number per session."""
 
     _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
+    _children: list[multiprocessing.process.BaseProcess] = PrivateAttr(default_factory=list)
 
     def setup_webserver(self) -> FastAPI:
         """Return the application with the probing routes."""
         app = super().setup_webserver()
         app.get("/worker")(self.worker)
+        app.get("/routing")(self.routing)
         app.get("/number")(self.number)
         app.post("/add")(self.add)
         app.post("/add_slowly")(self.add_slowly)
+        app.post("/fork")(self.fork)
         app.post("/upload")(self.upload)
         app.get("/download")(self.download)
         return app
@@ -62,6 +68,10 @@ class SessionProbe(SimpleResourcesServer):
         """Tell which process answers."""
         return {"pid": os.getpid()}
 
+    async def routing(self, request: Request) -> dict[str, int]:
+        """Tell what this worker has done with what came to it."""
+        return asdict(request.app.state.session_routing.statistics())
+
     async def number(self, request: Request) -> dict[str, int]:
         """Read the session's number."""
         return {"number": self._number_of(request), "pid": os.getpid()}
@@ -80,6 +90,13 @@ class SessionProbe(SimpleResourcesServer):
             yield f"{(await self.add(request, amount))['number']}\n"
 
         return StreamingResponse(lines(), media_type="text/plain")
+
+    async def fork(self) -> dict[str, int | None]:
+        """Fork a process that does nothing for long, as a pool of processes does between two tasks."""
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        self._children.append(child)
+        return {"pid": child.pid}
 
     async def upload(self, request: Request, pause: float) -> dict[str, int]:
         """Read a body of any size, after a pause in which nothing is read."""
