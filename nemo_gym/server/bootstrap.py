@@ -183,15 +183,13 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
     return app
 
 
-def _spare_garbage_collection() -> None:
-    """Have the garbage collector pass over what start-up made, and look seldom at what requests make."""
+def _settle_memory() -> None:
+    """Make memory cheap for what is to be served, once the application stands."""
+    # The collector then passes over what start-up made, and looks seldom at what requests make.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what is freed for the next use: giving it back after each part of a body is dear."""
-    # glibc takes the largest block freed so far for what is usual, and gives back what is free beyond twice that.
+    # glibc takes the largest block freed so far for what is usual, and gives back what is free beyond twice that:
+    # after each part of a body, were it not for this one.
     bytearray(_USUAL_BLOCK)
 
 
@@ -240,8 +238,7 @@ def _build_or_give_up(server_class: type[RunnableServer]) -> FastAPI:
     except Exception:
         logger.exception("%s can't be built", server_class.__name__)
         sys.exit(STARTUP_FAILURE)
-    _spare_garbage_collection()
-    _keep_freed_memory()
+    _settle_memory()
     return app
 
 
@@ -277,8 +274,7 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
         if template is not None:
             template.close()
         server = uvicorn.Server(_uvicorn_config(build_app(server_class), config))
-        _spare_garbage_collection()
-        _keep_freed_memory()
+        _settle_memory()
         try:
             server.run(sockets=[sock])
         except SystemExit as error:
