@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,7 @@ STOP_TIMEOUT_S: Final = 30.0
 REPLY_TIMEOUT_S: Final = 30.0
 """Seconds without any progress of a request after which its sandbox is taken for dead."""
 LOST_WAIT_S: Final = 0.5
+KILLED: Final = 128 + signal.SIGKILL
 LOG_BYTES: Final = 4000
 DEFAULT_SHM_BYTES: Final = 64 << 20
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -332,6 +334,7 @@ class LocalSandbox(RunningSandbox):
             except EOFError:
                 await self._raise_if_ended()
                 return SandboxExecResult(return_code=None, stderr="sandbox: the command killed its own supervisor\n")
+        await self._raise_if_killed_by_end(reply)
         if "error" in reply:
             return SandboxExecResult(
                 return_code=None, stderr=f"sandbox: no command could be started: {reply['text']}\n"
@@ -424,6 +427,12 @@ class LocalSandbox(RunningSandbox):
                 await self._ending.wait()
         if self._status is not SandboxStatus.RUNNING:
             raise SandboxStoppedError(self._why_ended())
+
+    async def _raise_if_killed_by_end(self, reply: Mapping[str, Any]) -> None:
+        """Raise where a command was killed because the sandbox ends: that is told before or after the end itself."""
+        killed = reply.get("return_code") == KILLED and not (reply["timed_out"] or reply["exceeded"])
+        if killed or self._status is not SandboxStatus.RUNNING:
+            await self._raise_if_ended()
 
     def _why_ended(self) -> str:
         what = "died" if self._status is SandboxStatus.FAILED else "has been stopped"

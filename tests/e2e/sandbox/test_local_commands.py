@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -202,6 +203,30 @@ async def test_stop_ends_a_running_command_with_an_error(make: Start) -> None:
     with pytest.raises(SandboxStoppedError, match="stopped"):
         await sandbox.exec("true")
     assert sandbox.status is SandboxStatus.STOPPED
+
+
+async def test_a_command_killed_by_stop_has_no_result_even_when_its_end_is_told_first(make: Start, root: Path) -> None:
+    sandbox = await make()
+    task = asyncio.create_task(sandbox.exec(["sleep", "90.5"]))
+    guard = guard_of(root)
+
+    def commands() -> list[psutil.Process]:
+        return [process for process in guard.children(recursive=True) if process.cmdline() == ["sleep", "90.5"]]
+
+    await until(commands)
+    running = commands()
+    guard.suspend()
+    stopping = asyncio.create_task(sandbox.stop())
+    try:
+        await until(lambda: sandbox.status is SandboxStatus.STOPPED)
+        for command in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command.kill()
+        with pytest.raises(SandboxStoppedError, match="has been stopped"):
+            await task
+    finally:
+        guard.resume()
+        await stopping
 
 
 async def test_a_sandbox_whose_supervisor_is_killed_has_failed_and_leaves_nothing(make: Start, root: Path) -> None:
