@@ -295,7 +295,7 @@ class _Columns:
         usage = usage if isinstance(usage, dict) else {}
         for name, column in self.tokens.items():
             column.append(_number(usage.get(name)))
-        turns, calls = _turns_and_calls(response.get("output"))
+        turns, calls = turns_and_calls(response.get("output"))
         self.turns.append(turns)
         self.tool_calls.append(calls)
 
@@ -331,7 +331,7 @@ def _pass_at_k(rewards_by_task: list[list[float]], threshold: float) -> Iterator
         yield PassAtK(k, statistics.fmean(shares), len(shares))
 
 
-def _turns_and_calls(output: Any) -> tuple[float, float]:
+def turns_and_calls(output: Any) -> tuple[float, float]:
     """Count the turns of the model and the calls it made in a response's output items; NaN without output.
 
     What a tool returned (`..._output`) ends a turn; parallel calls belong to one.
