@@ -296,11 +296,11 @@ class _OutgoingExchange:
             more = True
             while more:
                 piece, more = self._piece_of(await self._receive())
+                await connection.drained(len(piece))
                 if not connection.is_open:
                     return
                 connection.write_body(piece, last=not more)
                 del piece
-                await connection.drained()
             self.is_sent = True
         except Exception as error:  # noqa: BLE001, whatever the client's side raises is the request's failure
             self._give_up(error)

@@ -177,8 +177,9 @@ class _IncomingExchange:
 
     async def send(self, message: Message) -> None:
         connection = self._connection
-        if connection.write_paused:
-            await connection.drained()
+        size = len(message.get("body", b""))
+        if connection.must_wait(size):
+            await connection.drained(size)
         if self._disconnected:
             return
         expected = "http.response.body" if self._started else "http.response.start"

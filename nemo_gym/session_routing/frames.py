@@ -11,21 +11,33 @@ never two at once: the next begins when the reply before it has ended. Either si
   more `BODY`, the last of them `LAST`.
 
 A head is a few fields and then the headers, all on lines of their own: names and values hold no line break.
+
+A large body's pieces pass through memory that both sides have open (`body_memory`); the connection says only that one
+was left there. In either direction, and independently of each other:
+
+- the sender, once a body has turned out to be large, `OFFER`s memory; the receiver, if it can open it, answers `TAKEN`;
+- each `SHARED`, which may be `LAST`, is a `BODY` whose bytes were left there. The receiver takes them and says `TAKEN`.
+  Until then pieces that can't wait pass on the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from itertools import chain
 from typing import Final, cast
 
+from nemo_gym.session_routing.body_memory import LARGEST_PIECE, OFFER_SIZE, IncomingMemory, OutgoingMemory
 from nemo_gym.session_routing.hop import Headers
 
 HEAD: Final = 1
 BODY: Final = 2
 LAST: Final = 4
 CONTINUE: Final = 16
+OFFER: Final = 32
+SHARED: Final = 64
+TAKEN: Final = 128
 
 BEGINS_A_REQUEST: Final = frozenset({HEAD, HEAD | LAST})
 """The first byte of a connection that carries frames. No HTTP request begins with one of them."""
@@ -34,7 +46,11 @@ _PREFIX: Final = struct.Struct("!BQ")
 _LONGEST_HEAD: Final = 2**22  # bytes; what claims to be longer is no head
 _RECEIVED: Final = 262_144  # bytes that are received at once; more than a Unix socket holds by default
 _HIGH_WATER: Final = 262_144  # bytes of a body that are held before the other side is made to wait
+_LARGE: Final = 2**20  # bytes of a body that pass on the connection before memory is offered
 _JOINED: Final = 65_536  # bytes; copying a longer piece behind its prefix costs more than a second buffer
+
+
+_Part = bytes | bytearray | memoryview
 
 
 class FramesError(Exception):
@@ -104,6 +120,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._left = 0
         self._read_paused = False
         self._drained: asyncio.Event | None = None
+        self._incoming: IncomingMemory | None = None
+        self._outgoing: OutgoingMemory | None = None
+        self._has_offered = self._is_shared = self._is_free = False
+        self._sent = 0
 
     def head_received(self, content: bytes, *, last: bool) -> None:
         """Take a head."""
@@ -134,19 +154,37 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def write_body(self, piece: bytes, *, last: bool) -> None:
         """Send a piece of the body."""
-        prefix = _PREFIX.pack(BODY | LAST if last else BODY, len(piece))
-        if len(piece) <= _JOINED:
+        size = len(piece)
+        if self._is_free and _JOINED < size <= LARGEST_PIECE:
+            assert self._outgoing is not None
+            self._is_free = False
+            self._outgoing.put(piece)
+            self.transport.write(_PREFIX.pack(SHARED | LAST if last else SHARED, size))
+            return
+        prefix = _PREFIX.pack(BODY | LAST if last else BODY, size)
+        if size <= _JOINED:
             self.transport.write(prefix + piece)
         else:
             self.transport.writelines((prefix, piece))
+        self._sent = 0 if last else self._sent + size
+        if self._sent > _LARGE and not self._has_offered:
+            self._offer_memory()
 
     def write_continue(self) -> None:
         """Ask for the body."""
         self.transport.write(_PREFIX.pack(CONTINUE, 0))
 
-    async def drained(self) -> None:
-        """Return when the other side has taken enough of what was written, or the connection has ended."""
-        if self.write_paused and self.is_open:
+    def must_wait(self, size: int) -> bool:
+        """Tell whether a piece of so many bytes is to wait until the other side has taken more."""
+        if self.write_paused:
+            return True
+        # While nothing is read here, nothing tells that the last piece was taken.
+        is_taking = self._is_shared and not self._is_free and not self._read_paused
+        return is_taking and _JOINED < size <= LARGEST_PIECE
+
+    async def drained(self, size: int) -> None:
+        """Return when a piece of so many bytes must wait no longer, or the connection has ended."""
+        while self.is_open and self.must_wait(size):
             if self._drained is None:
                 self._drained = asyncio.Event()
             self._drained.clear()
@@ -156,6 +194,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """Let no more of the body come in if that many bytes of it are too many to hold."""
         if held > _HIGH_WATER and not self._read_paused:
             self._read_paused = True
+            self._look_again()
             self.transport.pause_reading()
 
     def read_on(self) -> None:
@@ -177,6 +216,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""
         self.is_open = False
+        if self._outgoing is not None:
+            self._outgoing.was_opened()
+        self._incoming = self._outgoing = None
+        self._is_free = False
         self.resume_writing()
         self.connection_ended()
 
@@ -187,6 +230,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Called by the loop."""
         self.write_paused = False
+        self._look_again()
+
+    def _look_again(self) -> None:
         if self._drained is not None:
             self._drained.set()
 
@@ -207,21 +253,15 @@ class FrameProtocol(asyncio.BufferedProtocol):
             partial += data
             data = partial
         position, end = 0, len(data)
-        parts: list[bytes | bytearray | memoryview] = []
+        parts: list[_Part] = []
         try:
             while position < end:
                 if not self._in_body:
-                    begin, position = position, self._frame_begins(data, position)
+                    begin, position = position, self._frame_begins(data, position, parts)
                     if position == begin:
                         break
                 if self._in_body:
-                    start, position = position, min(end, position + self._left)
-                    parts.append(data[start:position])
-                    self._left -= position - start
-                    self._in_body = self._left > 0
-                    if self._is_last and not self._in_body:
-                        self.body_received(b"".join(parts), last=True)
-                        parts.clear()
+                    position = self._body_goes_on(data, position, parts)
             if parts:
                 self.body_received(b"".join(parts), last=False)
         except FramesError:
@@ -232,7 +272,19 @@ class FrameProtocol(asyncio.BufferedProtocol):
             elif position < end:
                 partial += data[position:]
 
-    def _frame_begins(self, data: bytes | bytearray | memoryview, position: int) -> int:
+    def _body_goes_on(self, data: _Part, position: int, parts: list[_Part]) -> int:
+        """Take what is there of a body's frame, and return where to go on."""
+        end = min(len(data), position + self._left)
+        if end > position:
+            parts.append(data[position:end])
+        self._left -= end - position
+        self._in_body = self._left > 0
+        if self._is_last and not self._in_body:
+            self.body_received(b"".join(parts), last=True)
+            parts.clear()
+        return end
+
+    def _frame_begins(self, data: _Part, position: int, parts: list[_Part]) -> int:
         """Take a frame's prefix, or a whole head, and return where to go on: at `position` if too little is there."""
         start = position + _PREFIX.size
         if len(data) < start:
@@ -246,7 +298,33 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 return position
             self.head_received(bytes(data[start : start + length]), last=flags != HEAD)
             return start + int(length)
+        if flags in (SHARED, SHARED | LAST) and self._incoming is not None and length <= LARGEST_PIECE:
+            self._in_body, self._is_last, self._left = True, flags != SHARED, 0
+            parts.append(self._incoming.take(length))
+            self.transport.write(_PREFIX.pack(TAKEN, 0))
+            return start
+        if flags == TAKEN and not length and self._outgoing is not None and not self._is_free:
+            self._is_shared = self._is_free = True
+            self._outgoing.was_opened()
+            self._look_again()
+            return start
+        if flags == OFFER and length == OFFER_SIZE:
+            if len(data) < start + length:
+                return position
+            self._open_memory(bytes(data[start : start + length]))
+            return start + int(length)
         if flags == CONTINUE and not length:
             self.continue_received()
             return start
         raise FramesError(f"flags {flags}, length {length}")
+
+    def _offer_memory(self) -> None:
+        self._has_offered = True
+        with contextlib.suppress(OSError):
+            self._outgoing = OutgoingMemory()
+            self.transport.write(_PREFIX.pack(OFFER, OFFER_SIZE) + self._outgoing.offer)
+
+    def _open_memory(self, offer: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._incoming = IncomingMemory(offer)
+            self.transport.write(_PREFIX.pack(TAKEN, 0))
