@@ -21,8 +21,10 @@ from nemo_gym.config_types import SERVER_KINDS, BaseRunServerInstanceConfig, Ser
 from nemo_gym.configuration.addresses import Listener, assign_addresses, find_open_port as find_open_port
 from nemo_gym.configuration.interpolation import as_config, referred_keys, resolve
 from nemo_gym.configuration.loading import Node, apply_override, dump_yaml, merge, parse_yaml, read_config_file
+from nemo_gym.configuration.observability import TRACING_KEY_NAME, check_logging, check_tracing
 from nemo_gym.configuration.validation import Checker, FoundInstance
 from nemo_gym.errors import ConfigError, did_you_mean
+from nemo_gym.logs.setup import LOGGING_KEY_NAME
 from nemo_gym.paths import component_roots, find_file
 
 NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME: Final = "NEMO_GYM_CONFIG_DICT"
@@ -31,6 +33,7 @@ NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME: Final = "NEMO_GYM_CONFIG_PATH"
 TASK_INDEX_KEY_NAME: Final = "_ng_task_index"
 ROLLOUT_INDEX_KEY_NAME: Final = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME: Final = "_ng_attempt_index"
+ROLLOUT_SECONDS_KEY_NAME: Final = "_ng_rollout_seconds"
 AGENT_REF_KEY_NAME: Final = "agent_ref"
 
 HEAD_SERVER_KEY_NAME: Final = "head_server"
@@ -56,6 +59,8 @@ _KNOWN_KEYS: Final = frozenset(
         POLICY_MODEL_KEY_NAME,
         POLICY_BASE_URL_KEY_NAME,
         SESSION_SECRET_KEY_NAME,
+        LOGGING_KEY_NAME,
+        TRACING_KEY_NAME,
         *_TEXT_KEYS,
         *BaseRunServerInstanceConfig.model_fields,
     }
@@ -144,6 +149,11 @@ def get_global_config_dict() -> DictConfig:
             hint="Start the servers with `gym env start`.",
         )
     return config
+
+
+def secrets_in(config: DictConfig) -> set[str]:
+    """Return the values whose key ends with api_key, token, secret or password, save those that are very short."""
+    return _secrets(OmegaConf.to_container(config, resolve=True))
 
 
 def maybe_get_global_config_dict() -> DictConfig | None:
@@ -262,6 +272,8 @@ def _check_reserved(checker: Checker) -> None:
     checker.typed(ports, (DISALLOWED_PORTS_KEY_NAME,), list, "a list of ports")
     for position, port in enumerate(ports or ()):
         checker.port(port, (DISALLOWED_PORTS_KEY_NAME, str(position)))
+    check_logging(checker)
+    check_tracing(checker)
 
 
 def _server_instance(found: FoundInstance) -> ServerInstance:

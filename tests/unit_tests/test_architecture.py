@@ -17,6 +17,7 @@ FLOORS = {
     "paths": 0,
     "tool_names": 0,
     "config_types": 1,
+    "logs": 1,
     "wire": 1,
     "openai_utils": 1,
     "configuration": 2,
@@ -36,7 +37,9 @@ FLOORS = {
     "deployment": 5,
     "rollouts": 5,
     "conformance": 5,
+    "dashboard": 5,
     "rollout_collection": 5,
+    "reports": 5,
     "reward_profile": 5,
     "cli": 6,
 }
@@ -51,10 +54,12 @@ SAME_FLOOR = {
     "rollout_collection": {"rollouts"},
     "reward_profile": {"rollouts"},
     "conformance": {"deployment", "rollouts"},
+    "dashboard": {"deployment", "rollouts"},
+    "reports": {"reward_profile", "rollouts"},
     "base_responses_api_agent": {"base_resources_server"},
 }
 OPTIONAL_EXTRAS = {"gymnasium", "reasoning_gym"}
-NEEDS_AN_EXTRA = {"nemo_gym.mcp_auto_exposure.endpoint"}
+NEEDS_AN_EXTRA = {"nemo_gym.mcp_auto_exposure.endpoint", "nemo_gym.reports.report"}
 COMPONENT_FOLDERS = ("resources_servers", "responses_api_agents", "responses_api_models")
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
