@@ -22,6 +22,7 @@ from benchmarks.harness.run import Run, machine, private_folder
 from benchmarks.suite import (
     counter,
     events,
+    figures,
     live_sessions,
     mcp,
     payloads,
@@ -68,6 +69,7 @@ SUITE: Final = (
     Benchmark("slow_requests", "short requests beside 1,000 slow ones", slow_requests.run),
     Benchmark("live_sessions", "memory of 20,000 live sessions", live_sessions.run),
     Benchmark("rollouts", "whole rollouts through gym eval run (target 7)", rollouts.run),
+    Benchmark("figures", "what the figures of the workers cost (target 10)", figures.run),
     Benchmark("startup", "time to serve, time to import (target 8)", startup.run),
 )
 

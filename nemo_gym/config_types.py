@@ -105,6 +105,9 @@ class BaseRunServerConfig(BaseServerConfig):
         session_placement: Which of several workers a new session begins at: the `least_loaded` one, or always the
             one that accepted its first request (`local`).
         session_hop: How one worker forwards a request to another: in `frames`, or as HTTP by `aiohttp`.
+        figures: Whether the workers count what they do, for `gym env status`, `/workers` and `/metrics`.
+        expose_figures: Whether `/workers` and `/metrics` are answered at the server's port; None answers them where
+            the host is a loopback address.
     """
 
     entrypoint: str
@@ -116,6 +119,8 @@ class BaseRunServerConfig(BaseServerConfig):
     worker_health_timeout_s: int = Field(default=60, ge=1)
     session_placement: SessionPlacement = "least_loaded"
     session_hop: SessionHop = "frames"
+    figures: bool = True
+    expose_figures: bool | None = None
 
 
 class BaseRunServerInstanceConfig(BaseRunServerConfig):

@@ -80,7 +80,8 @@ if __name__ == "__main__":
 class Process:
     """A server in a process of its own, with the reading end of a pipe whose writing end the test holds.
 
-    With `forks=False` several workers are spawned, as by `python app.py`.
+    With `forks=False` several workers are spawned, as by `python app.py`. What is in `above` stands at the top of the
+    configuration.
     """
 
     def __init__(self, folder: Path, sockets: Path, source: str, **settings: Any) -> None:
@@ -94,8 +95,9 @@ class Process:
         self.dry_run = settings.pop("dry_run", False)
         forks = settings.pop("forks", settings.get("num_workers", 1) > 1)
         launcher = ["-m", "nemo_gym.server.launcher", "nemo_gym.base_resources_server"] if forks else []
+        above = settings.pop("above", {})
         inner = {"host": "127.0.0.1", "port": self.port, "num_workers": 1, **settings}
-        config = {"server": {"resources_servers": {"it": inner}}, "dry_run": self.dry_run}
+        config = {"server": {"resources_servers": {"it": inner}}, "dry_run": self.dry_run, **above}
         self.pipe_read, self.pipe_write = os.pipe()
         self.log = folder / "log"
         environment = {

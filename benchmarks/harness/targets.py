@@ -1,4 +1,4 @@
-"""The nine targets, and what a run says of each."""
+"""The targets, and what a run says of each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ TARGETS: Final = {
     7: "Rollouts through gym eval run",
     8: "Start-up",
     9: "Tail",
+    10: "Figures of the workers",
 }
 
 

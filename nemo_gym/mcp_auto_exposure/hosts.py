@@ -8,15 +8,15 @@ answers (https://modelcontextprotocol.io, "Streamable HTTP: security warning"). 
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
+from nemo_gym.server.host_header import is_ip_address, name_in
+
 _ANY: Final = "*"
 _LOOPBACK_NAME: Final = "localhost"
-_HOST: Final = re.compile(r"(\[(?P<ipv6>[0-9a-f:.%]+)\]|(?P<name>[^\s:@/\[\]]+))(:\d*)?")
 
 
 class AllowedHosts:
@@ -83,18 +83,3 @@ def checked_origin(origin: str) -> str:
     if origin != _ANY and not (scheme and name_in(host)):
         raise ValueError(f"{origin!r} is no origin; expected one such as 'https://inspector.example', or '*'")
     return origin
-
-
-def name_in(host: str) -> str:
-    """Return the name in a `Host` header in lower case, an IPv6 address without its brackets; empty if it has none."""
-    match = _HOST.fullmatch(host.lower())
-    return (match["ipv6"] or match["name"] or "") if match else ""
-
-
-def is_ip_address(name: str) -> bool:
-    """Return whether `name` is a literal IPv4 or IPv6 address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
-from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.config_types import SERVER_KINDS, BaseRunServerInstanceConfig
 from nemo_gym.errors import ERROR_STANDS_ABOVE, ConfigError, NemoGymError, ServerStartError
 from nemo_gym.global_config import (
     DRY_RUN_KEY_NAME,
@@ -41,15 +41,21 @@ from nemo_gym.global_config import (
     get_first_server_config_dict,
     get_global_config_dict,
 )
+from nemo_gym.logs import name_worker
 from nemo_gym.server.client import ServerClient
+from nemo_gym.server.fellows import install_figures
 from nemo_gym.server.limits import raise_descriptor_limit
-from nemo_gym.server.middleware import SESSION_ID_KEY, DisconnectMiddleware
+from nemo_gym.server.middleware import SESSION_ID_KEY, DisconnectMiddleware, LogContextMiddleware, put_outermost
+from nemo_gym.server.process_log import set_up_server_log
+from nemo_gym.server.recorder import FIGURES_PATHS, Recorder
 from nemo_gym.server.session_end import SESSIONLESS_PATHS, check_close_route
 from nemo_gym.server.session_lives import SessionLives
 from nemo_gym.server.socket_records import recorded_socket_dir
 from nemo_gym.server.supervisor import Supervisor
 from nemo_gym.server.template import WorkerTemplate
+from nemo_gym.server.tracing import start_tracing, trace_hops
 from nemo_gym.server.worker_env import WorkerEnv, take_parent_pipe
+from nemo_gym.server.worker_slots import WorkerSlots
 from nemo_gym.session_routing import (
     Placement,
     create_socket_dir,
@@ -114,7 +120,7 @@ def start(server_class: type[RunnableServer]) -> FastAPI | None:
 
     On a configuration error, or an address that can't be bound, the process ends with the error's text alone.
     """
-    _configure_logging()
+    set_up_server_log()
     if WorkerEnv.read() is not None:
         return _build_or_give_up(server_class)
     try:
@@ -123,7 +129,7 @@ def start(server_class: type[RunnableServer]) -> FastAPI | None:
             return build_app(server_class)
         _serve(server_class, config)
     except NemoGymError as error:
-        logger.error("%s", error)  # noqa: TRY400
+        logger.error("%s", " ".join(str(error).splitlines()))  # noqa: TRY400
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         # uvicorn raises the signal again after its graceful end.
@@ -160,25 +166,45 @@ def build_app(server_class: type[RunnableServer]) -> FastAPI:
     """Return the application of `server_class`, ready to be served in this process."""
     global_config = get_global_config_dict()
     config = load_process_config(server_class.config_type())
-    server = server_class(config=config, server_client=ServerClient.from_config(global_config))
+    tracing = start_tracing(global_config, config.name)
+    server = server_class(config=config, server_client=ServerClient.from_config(global_config, tracing=tracing))
     app = server.setup_webserver()
+    # Once more: the user's code may have put something in its place.
+    set_up_server_log()
     check_close_route(app, config.name)
     server.expose(app)
     worker = WorkerEnv.read()
-    if worker is not None and worker.socket_dir is not None:
-        install_session_routing(
+    socket_dir = None if worker is None else worker.socket_dir
+    recorder = None
+    if config.figures:
+        recorder = Recorder(_placement(server, app) if server.routes_sessions else None, socket_dir)
+        kinds = [kind for kind in SERVER_KINDS if kind in global_config.get(config.name, ())]
+        install_figures(app, recorder, config, "".join(kinds[:1]), serves_socket=not server.routes_sessions)
+    else:
+        app.add_middleware(DisconnectMiddleware)
+    worker_id = None if recorder is None or socket_dir is None else recorder.worker_id
+    if server.routes_sessions and socket_dir is not None:
+        worker_id = install_session_routing(
             app,
-            socket_dir=worker.socket_dir,
+            socket_dir=socket_dir,
             session_cookie=server.get_session_middleware_key(),
             secret_key=list(server.session_keys()),
             grace=config.shutdown_grace_s,
             hop=config.session_hop,
             placement=_placement(server, app) if config.session_placement == "least_loaded" else None,
+            hop_durations=None if recorder is None else recorder.hop_durations,
+            any_worker_paths=frozenset() if recorder is None else FIGURES_PATHS,
             **server.session_routing_options(),
         )
+    if worker_id is not None:
+        name_worker(worker_id[:8])
     if worker is not None:
         app.state.waits_for_workers = worker.is_starting
-    app.add_middleware(DisconnectMiddleware)
+    if tracing is not None:
+        put_outermost(app, tracing.middleware)
+        trace_hops(app, tracing, worker_id)
+    # Outside of the traces: what they log at their end is told, too.
+    put_outermost(app, LogContextMiddleware)
     app.state.built_by_nemo_gym = True
     return app
 
@@ -213,7 +239,7 @@ def worker_app() -> FastAPI:
     """
     worker = WorkerEnv.read()
     assert worker is not None, "worker_app is for the workers that the bootstrap starts"
-    _configure_logging()
+    set_up_server_log()
     raise_descriptor_limit()
     _follow_main_process(load_process_config(BaseRunServerInstanceConfig).shutdown_grace_s)
     entrypoint = sys.modules["__main__"]
@@ -233,7 +259,7 @@ def _build_or_give_up(server_class: type[RunnableServer]) -> FastAPI:
     try:
         app = build_app(server_class)
     except NemoGymError as error:
-        logger.error("%s", error)  # noqa: TRY400
+        logger.error("%s", " ".join(str(error).splitlines()))  # noqa: TRY400
         sys.exit(STARTUP_FAILURE)
     except Exception:
         logger.exception("%s can't be built", server_class.__name__)
@@ -283,24 +309,30 @@ def _serve(server_class: type[RunnableServer], config: BaseRunServerInstanceConf
             raise ServerStartError(f"{config.name} could not start; {ERROR_STANDS_ABOVE}") from error
         return
     with (
-        _worker_env(server_class) as socket_dir,
-        recorded_socket_dir(config.host, config.port, socket_dir),
+        _worker_env(server_class, config) as socket_dir,
+        # Clients go straight to the workers for the sake of sessions alone.
+        recorded_socket_dir(config.host, config.port, socket_dir if server_class.routes_sessions else None),
     ):
         uvicorn_config = _uvicorn_config(f"{__name__}:{worker_app.__name__}", config, factory=True, workers=workers)
-        supervisor = Supervisor(uvicorn_config, [sock], template)
+        supervisor = Supervisor(uvicorn_config, [sock], template, WorkerSlots(socket_dir))
         supervisor.run()
     if supervisor.startup_failed:
         raise ServerStartError(f"a worker of {config.name} could not start; {ERROR_STANDS_ABOVE}")
 
 
 @contextmanager
-def _worker_env(server_class: type[RunnableServer]) -> Iterator[Path | None]:
+def _worker_env(server_class: type[RunnableServer], config: BaseRunServerInstanceConfig) -> Iterator[Path | None]:
     """Leave the workers' variables, and the folder of their sockets, for as long as they run; yields the folder."""
     socket_dir = None
-    if server_class.routes_sessions:
+    if server_class.routes_sessions or config.figures:
         # What a main process left that was killed.
         sweep_stale_socket_dirs()
-        socket_dir = create_socket_dir()
+        try:
+            socket_dir = create_socket_dir()
+        except ConfigError as error:
+            if server_class.routes_sessions:
+                raise
+            logger.warning("%s: the worker that answers shows its own figures alone: %s", config.name, error)
     module = sys.modules["__main__"]
     WorkerEnv(
         entrypoint=Path(getattr(module, "__file__", None) or "").resolve(),
@@ -376,11 +408,3 @@ def _follow(wait_for_end: Callable[[], object], force: Callable[[], None], reaso
         force()
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()
-
-
-def _configure_logging() -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
-        stream=sys.stderr,
-    )

@@ -17,6 +17,7 @@ import random
 import re
 import resource
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from http.cookies import Morsel, SimpleCookie
@@ -26,7 +27,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import orjson
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from yarl import URL
 
 from nemo_gym.config_types import BaseServerConfig, server_url
@@ -37,7 +38,9 @@ from nemo_gym.global_config import (
     get_global_config_dict,
     maybe_get_global_config_dict,
 )
+from nemo_gym.logs import ROLLOUT_HEADER, beginning_of, rollout_id
 from nemo_gym.server.owner_calls import OwnerConnector, OwnerRequest, OwnerSockets
+from nemo_gym.server.tracing import Tracing
 
 CONNECT_PATIENCE_S: Final = 60.0
 """For how long a call goes on trying to connect to a server that refuses, as one does while it restarts."""
@@ -49,6 +52,8 @@ _CONNECT_TIMEOUT_S: Final = 30.0
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 _MAX_HEADER_BYTES: Final = 64 * 1024
+_SHOWN_BYTES: Final = 500
+_NO_HEAD_HINT: Final = "Is the deployment running? `gym env status` shows its head server's address."
 _LARGE_BODY_BYTES: Final = 512 * 1024
 _MCP_PATH: Final = "/mcp"
 # RFC 6265, section 4.1.1: what may stand in a cookie's value as it is.
@@ -138,11 +143,12 @@ async def raise_for_status(response: aiohttp.ClientResponse) -> None:
     if response.ok:
         return
     content = await response.read()
+    text = beginning_of(content[: 4 * _SHOWN_BYTES].decode("utf-8", "replace"), _SHOWN_BYTES)
     error = aiohttp.ClientResponseError(
         response.request_info,
         response.history,
         status=response.status,
-        message=content[:500].decode("utf-8", "replace") or response.reason or "",
+        message=text or response.reason or "",
         headers=response.headers,
     )
     error.response_content = content  # type: ignore[attr-defined]
@@ -172,6 +178,7 @@ class ServerClient(BaseModel):
         straight_to_owner: Whether a request of a session is written to the socket of the worker that holds it, or is
             to hold it, where that is on this machine and of this user; see `owner_calls`. False to go by the servers'
             addresses alone.
+        tracing: Records the requests, and has them say to which trace they belong; None to record nothing.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -179,17 +186,21 @@ class ServerClient(BaseModel):
     head_server_config: BaseServerConfig
     global_config_dict: DictConfig
     straight_to_owner: bool = True
+    tracing: Tracing | None = Field(default=None, exclude=True, repr=False)
 
     _called: dict[str, OwnerSockets] = PrivateAttr(default_factory=dict)
 
     @classmethod
-    def from_config(cls, global_config_dict: DictConfig, *, straight_to_owner: bool = True) -> Self:
+    def from_config(
+        cls, global_config_dict: DictConfig, *, straight_to_owner: bool = True, tracing: Tracing | None = None
+    ) -> Self:
         """Return a client for the servers of a resolved configuration."""
         head = global_config_dict.get(HEAD_SERVER_KEY_NAME) or {}
         return cls(
             head_server_config=BaseServerConfig(host=head.get("host", "127.0.0.1"), port=head.get("port", 0)),
             global_config_dict=global_config_dict,
             straight_to_owner=straight_to_owner,
+            tracing=tracing,
         )
 
     @classmethod
@@ -228,9 +239,25 @@ class ServerClient(BaseModel):
     async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> aiohttp.ClientResponse:
         """Send a request to a server; see the module's `request` for the arguments, what it returns and raises."""
         sockets = self._sockets_of(server_name)
+        rollout = rollout_id.get()
+        if rollout is not None:
+            kwargs["headers"] = {ROLLOUT_HEADER: rollout, **(kwargs.get("headers") or {})}
         # At the MCP endpoint a token names the worker, and a lost session may have to be told as JSON-RPC.
         is_straight = self.straight_to_owner and not url_path.startswith(_MCP_PATH)
-        return await request(method, sockets.url + url_path, owners=sockets if is_straight else None, **kwargs)
+        owners = sockets if is_straight else None
+        if self.tracing is None:
+            return await request(method, sockets.url + url_path, owners=owners, **kwargs)
+        with self.tracing.call(server_name, method, url_path) as call:
+            kwargs["headers"] = {**(kwargs.get("headers") or {}), **call.headers}
+            response = await request(method, sockets.url + url_path, owners=owners, **kwargs)
+            call.answered(response.status)
+            return response
+
+    def context_headers(self) -> dict[str, str]:
+        """Return what a call that is made otherwise has to send so that logs and traces know whom it is for."""
+        rollout = rollout_id.get()
+        headers = {} if rollout is None else {ROLLOUT_HEADER: rollout}
+        return headers if self.tracing is None else {**headers, **self.tracing.headers()}
 
     async def get(self, server_name: str, url_path: str, **kwargs: Any) -> aiohttp.ClientResponse:
         """GET `url_path` of a server; see the module's `request`."""
@@ -342,11 +369,14 @@ def fetch_global_config_dict(head_server_config: BaseServerConfig) -> DictConfig
     try:
         with opener.open(url, timeout=_CONNECT_TIMEOUT_S) as response:
             config = OmegaConf.create(orjson.loads(response.read()))
-    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+    except urllib.error.HTTPError as error:
+        reason = error.read(_SHOWN_BYTES).decode(errors="replace").strip()
+        is_told = error.headers.get_content_type() == "text/plain" and reason
         raise ServerNotFoundError(
-            f"no head server answers at {url}: {error}\n"
-            "Is the deployment running? `gym env status` shows its head server's address."
+            f"no head server answers at {url}: {error}\n{reason if is_told else _NO_HEAD_HINT}"
         ) from error
+    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        raise ServerNotFoundError(f"no head server answers at {url}: {error}\n{_NO_HEAD_HINT}") from error
     assert isinstance(config, DictConfig)
     return config
 

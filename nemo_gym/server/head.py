@@ -8,19 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import uvicorn
 from fastapi import FastAPI
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
-from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import ServerStartError
+from nemo_gym.config_types import BaseServerConfig, server_url
+from nemo_gym.errors import ConfigError, ServerStartError
 from nemo_gym.global_config import HEAD_SERVER_KEY_NAME, GlobalConfig
+from nemo_gym.server.host_header import HostGuard, name_in
+
+ALLOWED_HOSTS_KEY: Final = "allowed_hosts"
 
 
 class HeadServer:
@@ -45,6 +50,7 @@ class HeadServer:
             ("/health", self.health),
             ("/global_config_dict_yaml", self.global_config_dict_yaml),
             ("/server_instances", self.server_instances),
+            ("/prometheus_targets", self.prometheus_targets),
         ):
             app.add_api_route(path, handler, methods=["GET"], response_model=None)
         return app
@@ -70,17 +76,50 @@ class HeadServer:
             for instance in self.global_config.instances.values()
         ]
 
+    async def prometheus_targets(self) -> list[dict[str, Any]]:
+        """Answer where the servers' `/metrics` are, as Prometheus reads it (`http_sd_configs`)."""
+        addresses = [instance.url.partition("://")[2] for instance in self.global_config.instances.values()]
+        return [{"targets": addresses, "labels": {}}]
 
-@asynccontextmanager
-async def running_head_server(global_config: GlobalConfig) -> AsyncIterator[HeadServer]:
-    """Serve the head server on the running event loop while the context is open.
+
+def application(head: HeadServer, routes: Sequence[BaseRoute] = ()) -> ASGIApp:
+    """Return the head server's application with further routes, guarded against DNS rebinding.
+
+    Args:
+        head: The head server.
+        routes: Served after its own.
 
     Raises:
+        ConfigError: `head_server.allowed_hosts` is no list of names.
+    """
+    app = head.setup_webserver()
+    app.router.routes.extend(routes)
+    key = f"{HEAD_SERVER_KEY_NAME}.{ALLOWED_HOSTS_KEY}"
+    hosts = head.global_config.config_dict[HEAD_SERVER_KEY_NAME].get(ALLOWED_HOSTS_KEY) or ListConfig([])
+    if not isinstance(hosts, ListConfig) or not all(isinstance(host, str) and name_in(host) for host in hosts):
+        raise ConfigError("expected a list of names such as ['node17.example'], or ['*'] for any", key=key)
+    own = server_url(head.config.host, head.config.port)
+    return HostGuard(app, head.config.host, hosts, f"Use {own}, or allow the name with `{key}`.")
+
+
+@asynccontextmanager
+async def running_head_server(
+    global_config: GlobalConfig, routes: Sequence[BaseRoute] = ()
+) -> AsyncIterator[HeadServer]:
+    """Serve the head server on the running event loop while the context is open.
+
+    Args:
+        global_config: The deployment's resolved configuration.
+        routes: Further routes to serve.
+
+    Raises:
+        ConfigError: `head_server.allowed_hosts` is no list of names.
         ServerStartError: If its address can't be bound.
     """
     settings = global_config.config_dict[HEAD_SERVER_KEY_NAME]
     config = BaseServerConfig(host=settings["host"], port=settings["port"])
     head = HeadServer(config, global_config)
+    app = application(head, routes)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +134,7 @@ async def running_head_server(global_config: GlobalConfig) -> AsyncIterator[Head
             ) from error
         server = _QuietServer(
             uvicorn.Config(
-                head.setup_webserver(),
+                app,
                 log_config=None,
                 log_level="warning",
                 access_log=False,

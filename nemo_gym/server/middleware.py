@@ -1,20 +1,24 @@
-"""The middleware of every server, as pure ASGI: session ids, error replies, and clients that go away."""
+"""The middleware of every server, as pure ASGI: what log lines say, session ids, error replies, clients that leave."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
 import aiohttp
 import orjson
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.logs import ROLLOUT_HEADER, beginning_of, end_process_log, rollout_id, session_id
 from nemo_gym.server.client import public_url
-from nemo_gym.session_routing import SESSION_LOST_HEADER
+from nemo_gym.session_routing import SESSION_LOST_HEADER, FrontedApp
 
 SESSION_ID_KEY: Final = "session_id"
 NEW_SESSION_KEY: Final = "nemo_gym.new_session"
@@ -22,8 +26,49 @@ NEW_SESSION_KEY: Final = "nemo_gym.new_session"
 
 _SESSIONLESS_PATHS: Final = frozenset({"/health"})
 _UPSTREAM_TEXT_LIMIT: Final = 2_000
+_LOGGED_TEXT_LIMIT: Final = 200
+# Whoever may call a server may send this header: what is no id is none.
+_ROLLOUT_ID: Final = re.compile(rb"[A-Za-z0-9_.:\-]{1,64}")
+_ROLLOUT_HEADER: Final = ROLLOUT_HEADER.encode()
 
 logger = logging.getLogger(__name__)
+
+
+class LogContextMiddleware:
+    """Let what is logged while a request is handled say which rollout it belongs to. Stands outside all others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Handle one connection (ASGI). Each has a task, so a context, of its own: nothing is put back at the end."""
+        if scope["type"] == "lifespan":
+            return self._run_lifespan(scope, receive, send)
+        for name, value in scope["headers"]:
+            if name == _ROLLOUT_HEADER:
+                rollout_id.set(value.decode("ascii") if _ROLLOUT_ID.fullmatch(value) else None)
+                break
+        else:
+            # A request that was waiting on its connection runs in what the one before it has set.
+            rollout_id.set(None)
+        return self.app(scope, receive, send)
+
+    async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def ending_send(message: Message) -> None:
+            # The process waits for nothing that comes after this message.
+            if message["type"].startswith("lifespan.shutdown."):
+                end_process_log()
+            await send(message)
+
+        await self.app(scope, receive, ending_send)
+
+
+def put_outermost(app: Starlette, middleware: Callable[[ASGIApp], ASGIApp]) -> None:
+    """Put a middleware outside all that an application has so far, a router in front of it included."""
+    if isinstance(app, FrontedApp):
+        app.put_outermost(middleware)
+    else:
+        app.add_middleware(middleware)
 
 
 class SessionIdMiddleware:
@@ -42,6 +87,7 @@ class SessionIdMiddleware:
             if SESSION_ID_KEY not in session:
                 session[SESSION_ID_KEY] = uuid4().hex
                 scope[NEW_SESSION_KEY] = True
+            session_id.set(session[SESSION_ID_KEY])
         await self.app(scope, receive, send)
 
 
@@ -119,7 +165,7 @@ class DisconnectMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        watch = _DisconnectWatch(receive, send, self.delay)
+        watch = self.watch(scope, receive, send)
         try:
             await self.app(scope, watch.receive, watch.send)
         except asyncio.CancelledError:
@@ -127,10 +173,14 @@ class DisconnectMiddleware:
                 raise
             logger.info("%s %s cancelled: the client went away", scope["method"], scope["path"])
         finally:
-            watch.close()
+            watch.end()
+
+    def watch(self, scope: Scope, receive: Receive, send: Send) -> DisconnectWatch:
+        """Return what watches one request; subclasses may return one that sees more of it."""
+        return DisconnectWatch(receive, send, self.delay)
 
 
-class _DisconnectWatch:
+class DisconnectWatch:
     """One request's `receive`, shared by the application and a listener that waits for the client's going."""
 
     def __init__(self, receive: Receive, send: Send, delay: float) -> None:
@@ -149,6 +199,7 @@ class _DisconnectWatch:
         self._timer = asyncio.get_running_loop().call_later(delay, self._listen)
 
     async def receive(self) -> Message:
+        """Receive the next event, for the application."""
         message = self._take_held()
         if message is not None:
             return message
@@ -163,6 +214,7 @@ class _DisconnectWatch:
         return message
 
     async def send(self, message: Message) -> None:
+        """Send an event, for the application."""
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             # From here on the server reports the end of the reply as a disconnect.
             self._answered = True
@@ -173,7 +225,13 @@ class _DisconnectWatch:
         """Return whether the cancellation now arriving at the handler is ours alone; it then ends here."""
         return self._cancelled_handler and self._handler.uncancel() == 0
 
+    def end(self) -> None:
+        """Listen no more, now that the handler is over."""
+        if not self._answered:
+            self.close()
+
     def close(self) -> None:
+        """Listen no more."""
         self._timer.cancel()
         if self._listener is not None:
             self._listener.cancel()
@@ -232,14 +290,14 @@ def upstream_text(body: bytes, otherwise: str) -> str:
     if isinstance(parsed, dict) and isinstance(parsed.get("detail"), str):
         text = parsed["detail"]
     if len(text) > _UPSTREAM_TEXT_LIMIT:
-        text = text[:_UPSTREAM_TEXT_LIMIT] + " ..."
+        text = beginning_of(text, _UPSTREAM_TEXT_LIMIT) + " ..."
     return text or otherwise
 
 
 def _one_line(error: aiohttp.ClientResponseError) -> str:
     body: bytes = getattr(error, "response_content", b"")
     url = public_url(error.request_info.real_url)
-    return f"{url} answered {error.status}: {upstream_text(body, error.message)[:200]!r}"
+    return f"{url} answered {error.status}: {beginning_of(upstream_text(body, error.message), _LOGGED_TEXT_LIMIT)!r}"
 
 
 def _json_reply(status: int, content: object, headers: dict[str, str] | None = None) -> Response:

@@ -29,6 +29,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from nemo_gym.server.template import TemplateGoneError, WorkerTemplate
 from nemo_gym.server.worker_env import WorkerEnv
+from nemo_gym.server.worker_slots import WorkerSlots
 from nemo_gym.server.workers import ALL_SERVE, ForkedWorker, Worker
 
 # Added to the workers' own grace: a worker that is not gone by then won't go by itself.
@@ -49,10 +50,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Watch:
-    """What is known of one worker: when it was asked and has not answered yet, and whether it has ever served."""
+    """What is known of one worker.
+
+    Attributes:
+        asked_at: When it was asked and has not answered yet.
+        served: Whether it has ever served.
+        silent_for: Seconds that it had not answered when it was given up for that.
+    """
 
     asked_at: float | None = None
     served: bool = False
+    silent_for: float | None = None
 
 
 class Supervisor(Multiprocess):
@@ -62,15 +70,23 @@ class Supervisor(Multiprocess):
         config: uvicorn's settings, with the application as an import string.
         sockets: The bound sockets that all workers accept from.
         template: What to fork workers from; None to spawn them. It is closed at the end of `run`.
+        slots: Where the workers are accounted for.
 
     Attributes:
         startup_failed: Whether the server never came up, as a worker was refused or ended before it had served.
     """
 
-    def __init__(self, config: Config, sockets: list[socket], template: WorkerTemplate | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        sockets: list[socket],
+        template: WorkerTemplate | None = None,
+        slots: WorkerSlots | None = None,
+    ) -> None:
         super().__init__(config, sockets)
         self.startup_failed = False
         self._template = template
+        self._slots = slots or WorkerSlots()
         self._watches: dict[Process, _Watch] = {}
         self._all_have_served = False
         self._failed_starts = 0
@@ -97,6 +113,7 @@ class Supervisor(Multiprocess):
 
     def init_processes(self) -> None:
         """Start the first workers."""
+        self._slots.expect(self.processes_num)
         while len(self.processes) < self.processes_num and self._start_worker() is not None:
             pass
 
@@ -113,6 +130,7 @@ class Supervisor(Multiprocess):
             worker.kill()
             worker.join()
             self.processes.remove(worker)
+            self._slots.ended(worker.pid, worker.exitcode, because=_why_given_up(watch))
             self._account_for(worker, watch, now)
             if self.should_exit.is_set():
                 return
@@ -135,6 +153,7 @@ class Supervisor(Multiprocess):
         logger.info("Received SIGTTIN: adding a worker")
         # The round that follows starts it.
         self.processes_num += 1
+        self._slots.expect(self.processes_num)
 
     def handle_ttou(self) -> None:
         """Take one worker away (SIGTTOU)."""
@@ -143,8 +162,9 @@ class Supervisor(Multiprocess):
             return
         logger.info("Received SIGTTOU: taking a worker away")
         self.processes_num -= 1
+        self._slots.expect(self.processes_num)
         if len(self.processes) > self.processes_num:
-            self._retire(self.processes[-1])
+            self._retire(max(self.processes, key=lambda worker: self._slots.slot_of(worker.pid)))
 
     def terminate_all(self) -> None:
         """Ask the workers to finish."""
@@ -188,14 +208,15 @@ class Supervisor(Multiprocess):
     def _was_told_to_stop(self) -> bool:
         return self.should_exit.is_set() or not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self.signal_queue)
 
-    def _start_worker(self) -> Process | None:
-        """Start a worker; None where the system refuses it."""
+    def _start_worker(self, replaces: Process | None = None) -> Process | None:
+        """Start a worker, maybe one that is to replace another one in time; None where the system refuses it."""
         try:
             worker = self._forked_worker() or self._spawned_worker()
         except OSError as error:
             self._account_for_refusal(error)
             return None
         self.processes.append(worker)
+        self._slots.started(worker.pid, replaces=None if replaces is None else replaces.pid)
         return worker
 
     def _spawned_worker(self) -> Worker:
@@ -241,7 +262,7 @@ class Supervisor(Multiprocess):
                     self._retire(self._to_retire.pop(0))
         self._to_retire = [worker for worker in self._to_retire if worker in self.processes]
         if self._newcomer is None and self._to_retire:
-            self._newcomer = self._start_worker()
+            self._newcomer = self._start_worker(self._to_retire[0])
             if self._newcomer is None:
                 logger.error("No replacement could be started: the remaining old workers stay")
                 self._to_retire.clear()
@@ -249,6 +270,7 @@ class Supervisor(Multiprocess):
     def _retire(self, worker: Process) -> None:
         """Ask a worker to finish; `_see_off` does the rest."""
         self.processes.remove(worker)
+        self._slots.leaves(worker.pid)
         worker.terminate()
         self._leaving[worker] = time.monotonic() + self._grace_of(worker)
 
@@ -258,6 +280,7 @@ class Supervisor(Multiprocess):
                 self._end_by_force(worker)
             if not worker.process.is_alive():
                 del self._leaving[worker]
+                self._slots.ended(worker.pid, worker.exitcode)
 
     def _end_by_force(self, worker: Process) -> None:
         if worker.process.is_alive():
@@ -304,6 +327,8 @@ class Supervisor(Multiprocess):
             while worker.parent_conn.poll(0):
                 watch.served = bool(worker.parent_conn.recv()) or watch.served
                 watch.asked_at = None
+                if watch.served:
+                    self._slots.serves(worker.pid)
             if watch.asked_at is None:
                 worker.parent_conn.send(b"ping")
                 watch.asked_at = now
@@ -312,5 +337,10 @@ class Supervisor(Multiprocess):
         silent_for = now - watch.asked_at
         if watch.served and silent_for > self.config.timeout_worker_healthcheck:
             logger.error("Worker %s has not answered for %.0f s; its sessions are lost", worker.pid, silent_for)
+            watch.silent_for = silent_for
             return False
         return True
+
+
+def _why_given_up(watch: _Watch) -> str | None:
+    return None if watch.silent_for is None else f"no sign of life for {watch.silent_for:.0f} s"

@@ -86,7 +86,8 @@ class WorkerEnv:
         entrypoint: The file that the main process runs.
         server_class: The server's class as `module:qualified name`; the module is `__main__` for a class that the
             entrypoint itself defines.
-        socket_dir: The folder of the workers' private sockets; None where sessions are not routed.
+        socket_dir: The folder of the workers' private sockets; None where there can be none, and sessions are not
+            routed.
         is_starting: Whether the server's first workers have not all served yet.
     """
 

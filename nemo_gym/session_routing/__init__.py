@@ -10,6 +10,7 @@ from nemo_gym.session_routing.body_field import (
     unreadable_body_reply as unreadable_body_reply,
 )
 from nemo_gym.session_routing.front import FrontedApp as FrontedApp
+from nemo_gym.session_routing.held_sessions import Placement as Placement
 from nemo_gym.session_routing.install import install_session_routing as install_session_routing
 from nemo_gym.session_routing.jsonrpc import jsonrpc_error_reply as jsonrpc_error_reply
 from nemo_gym.session_routing.lost import (
@@ -24,7 +25,6 @@ from nemo_gym.session_routing.ownership import (
     read_token_header as read_token_header,
     route_path as route_path,
 )
-from nemo_gym.session_routing.placement import Placement as Placement
 from nemo_gym.session_routing.private_socket import (
     SOCKET_DIR_ENV as SOCKET_DIR_ENV,
     create_socket_dir as create_socket_dir,

@@ -7,13 +7,16 @@ is told in `owner_socket`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.session_routing.aiohttp_hop import AiohttpHop
+from nemo_gym.session_routing.durations import Durations
 from nemo_gym.session_routing.frame_hop import FrameHop
 from nemo_gym.session_routing.owner_pool import OwnerPool
 from nemo_gym.session_routing.owner_socket import OwnerGoneError
@@ -21,6 +24,7 @@ from nemo_gym.session_routing.private_socket import is_listening, is_own_socket,
 from nemo_gym.session_routing.websocket_hop import forward_websocket
 
 HopName = Literal["frames", "aiohttp"]
+HopObserver = Callable[[str, Scope], AbstractContextManager[object]]
 
 
 class Hop(Protocol):
@@ -45,14 +49,21 @@ class Forwarder:
     Args:
         socket_dir: The directory.
         hop: The way in which HTTP requests reach their owner.
+        durations: Counts how long each forwarded HTTP request took, where that is wanted.
+
+    Attributes:
+        observer: Gives the context in which an HTTP request is forwarded, from its owner and its scope, which it may
+            change; None for none.
     """
 
-    def __init__(self, socket_dir: Path | str, hop: HopName = "frames") -> None:
+    def __init__(self, socket_dir: Path | str, hop: HopName = "frames", *, durations: Durations | None = None) -> None:
         if hop not in _HOPS:
             raise ValueError(f"hop must be one of {', '.join(_HOPS)}, not {hop!r}")
         self._socket_dir = Path(socket_dir)
         self._make_hop = _HOPS[hop]
+        self._durations = durations
         self._owners: dict[str, _Owner] = {}
+        self.observer: HopObserver | None = None
 
     @property
     def open_pools(self) -> int:
@@ -76,13 +87,21 @@ class Forwarder:
             OutOfDescriptorsError: Before anything was sent to the client.
             ReplyBrokenOffError: After the reply had begun.
         """
+        durations = self._durations
+        began = 0.0 if durations is None else time.perf_counter()
         # No await between the look-up and the use, or another request could retire it in between.
         reached = self._owners.get(owner) or await self._reach(owner)
         try:
             if scope["type"] == "websocket":
                 await reached.forward_websocket(scope, receive, send)
-            else:
+                return
+            if self.observer is None:
                 await reached.hop.forward(scope, receive, send)
+            else:
+                with self.observer(owner, scope):
+                    await reached.hop.forward(scope, receive, send)
+            if durations is not None:
+                durations.add(time.perf_counter() - began)
         except OwnerGoneError:
             if self._owners.get(owner) is reached:
                 del self._owners[owner]

@@ -35,6 +35,12 @@ class FrontedApp(Starlette):
         self._front = front
         return front
 
+    def put_outermost(self, make: Callable[[ASGIApp], _Front]) -> _Front:
+        """Have every connection come to what `make` makes of this application with all that stands in front of it."""
+        front = make(self._front or super().__call__)
+        self._front = front
+        return front
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if self._front is None:
@@ -44,4 +50,7 @@ class FrontedApp(Starlette):
         root_path = getattr(self, "root_path", None)
         if root_path:
             scope["root_path"] = root_path
+        if scope["type"] == "lifespan":
+            # What comes by a router's private socket passes all that stands in front, too.
+            scope.setdefault("app", self._front)
         await self._front(scope, receive, send)

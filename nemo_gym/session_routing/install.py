@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from starlette.applications import Starlette
 from starlette.datastructures import Secret
@@ -22,12 +23,24 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
 from nemo_gym.session_routing.body_field import BodyIdField
+from nemo_gym.session_routing.durations import Durations
 from nemo_gym.session_routing.forwarding import HopName
 from nemo_gym.session_routing.front import FrontedApp
+from nemo_gym.session_routing.held_sessions import Placement
 from nemo_gym.session_routing.ownership import SessionOwnerMiddleware, TokenSerializer, new_worker_id
-from nemo_gym.session_routing.placement import Placement, Placer
+from nemo_gym.session_routing.placement import Placer
 from nemo_gym.session_routing.router import SessionRoutingMiddleware, secrets_of
 from nemo_gym.session_routing.session_cookie import FOURTEEN_DAYS, SessionCookies
+
+
+class RouterOptions(TypedDict, total=False):
+    """Options that `SessionRoutingMiddleware` has, and describes."""
+
+    mcp_errors_as_jsonrpc: bool
+    body_ids: BodyIdField | None
+    hop: HopName
+    hop_durations: Durations | None
+    any_worker_paths: Collection[str]
 
 
 def install_session_routing(
@@ -40,11 +53,9 @@ def install_session_routing(
     mcp_token_header: str | None = None,
     mcp_token_serializer: TokenSerializer | None = None,
     mcp_path: str = "/mcp",
-    mcp_errors_as_jsonrpc: bool = False,
-    body_ids: BodyIdField | None = None,
     grace: int | None = 10,
-    hop: HopName = "frames",
     placement: Placement | None = None,
+    **options: Unpack[RouterOptions],
 ) -> str:
     """Make an application's sessions stay with the worker that created them: once in each worker process.
 
@@ -57,11 +68,9 @@ def install_session_routing(
         mcp_token_header: Name of the header that carries an MCP session token, if any.
         mcp_token_serializer: Reads that token; its payload is a mapping with `SESSION_OWNER_KEY`.
         mcp_path: Where, and below which, the token decides even if the request has a session cookie.
-        mcp_errors_as_jsonrpc: As for `SessionRoutingMiddleware`.
-        body_ids: As for `SessionRoutingMiddleware`.
         grace: Seconds that requests received from other workers may take when this worker stops.
-        hop: As for `SessionRoutingMiddleware`.
         placement: Lets new sessions begin at the least loaded worker; None keeps them where they arrive.
+        **options: Further options of `SessionRoutingMiddleware`.
 
     Returns:
         This worker's id, which an MCP session token must carry under `SESSION_OWNER_KEY`.
@@ -81,12 +90,10 @@ def install_session_routing(
         mcp_token_header=mcp_token_header,
         mcp_token_serializer=mcp_token_serializer,
         mcp_path=mcp_path,
-        mcp_errors_as_jsonrpc=mcp_errors_as_jsonrpc,
-        body_ids=body_ids,
         grace=grace,
-        hop=hop,
         cookies=_cookies_of(app.user_middleware[position]),
         placer=placer,
+        **options,
     )
     _add_router(app, make_router)
     return worker_id
@@ -105,7 +112,8 @@ def _stamp_sessions(
     """Add the middleware that stamps sessions with a new worker id; return that, and what counts the sessions."""
     worker_id = new_worker_id()
     placer = Placer(placement, socket_dir, worker_id) if placement else None
-    app.user_middleware.insert(position, Middleware(SessionOwnerMiddleware, worker_id=worker_id, counter=placer))
+    counter = placer.sessions if placer else None
+    app.user_middleware.insert(position, Middleware(SessionOwnerMiddleware, worker_id=worker_id, counter=counter))
     return worker_id, placer
 
 

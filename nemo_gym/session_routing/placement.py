@@ -16,23 +16,21 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import Message, Receive, Scope
 
 from nemo_gym.session_routing.body_field import BodyId
+from nemo_gym.session_routing.held_sessions import FORGET_S, NEW_KEY, Placement, SessionTally
 from nemo_gym.session_routing.hop import STRAIGHT_KEY
 from nemo_gym.session_routing.loads import BEAT_S, SharedLoads
 from nemo_gym.session_routing.ownership import Claim, route_path
 
 LOADS_FILE: Final = "loads"
 """Name of the file of the loads, in the directory of the workers' sockets."""
-
-_NEW_KEY: Final = "nemo_gym.session_routing.new_session"
 
 _SLACK: Final = 1  # more than the least loaded worker, and a thirty-second of its load
 _SLACK_SHIFT: Final = 5
@@ -43,78 +41,14 @@ _ENDED_SLACK_SHIFT: Final = 3
 _LARGEST_LEAD: Final = 64  # and a quarter of the own load; beyond it the others take turns
 _LARGEST_LEAD_SHIFT: Final = 2
 
-_MARKS: Final = 1 << 17
-_FORGET_S: Final = 1800.0
 _LARGEST_KEPT: Final = 65_536  # bytes; of larger bodies nothing is read before the worker is reached
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """What an application has to say of its sessions, so that they can be placed and counted.
-
-    Attributes:
-        session_key: The key in the session under which its id stands; None where there is none. Then an end is never
-            noticed, and a session counts for half an hour to an hour.
-        first_path: A route of which every good reply begins the request's session, unless it is held already.
-        last_path: The route whose good reply ends the request's session. A session that has no such end is forgotten
-            after half an hour to an hour.
-        ignored_paths: Routes outside of sessions.
-        when_ended: Takes a callback that is to be given each ended session's id, where the application counts the
-            ends itself: then `last_path` means nothing, and no session is forgotten before its end.
-    """
-
-    session_key: str | None = None
-    first_path: str | None = None
-    last_path: str | None = None
-    ignored_paths: Collection[str] = field(default_factory=frozenset)
-    when_ended: Callable[[Callable[[str], None]], None] | None = None
-
-
 def is_far_ahead(load: int, least: int) -> bool:
     """Tell whether a worker holds so much more than another one that this one is to be filled up by turns."""
     return load - least > _LARGEST_LEAD + (load >> _LARGEST_LEAD_SHIFT)
-
-
-class HeldSessions:
-    """Which sessions a worker holds, marked in a table of fixed size: one session, one byte.
-
-    A session that begins or ends twice counts once. Of sessions that share a byte one is counted, which in a table
-    this large is rare.
-    """
-
-    def __init__(self) -> None:
-        self._marks = bytearray(_MARKS)
-        self._generation = 1
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def begin(self, session: object) -> None:
-        """Mark a session as held."""
-        place = hash(session) % _MARKS
-        self._count += not self._marks[place]
-        self._marks[place] = self._generation
-
-    def end(self, session: object) -> bool:
-        """Take the mark away; False where there was none."""
-        place = hash(session) % _MARKS
-        if not self._marks[place]:
-            return False
-        self._marks[place] = 0
-        self._count -= 1
-        return True
-
-    def forget(self) -> None:
-        """Forget the sessions that were begun before the last call of this method."""
-        older = 3 - self._generation
-        forgotten = self._marks.count(older)
-        if forgotten:
-            self._marks = self._marks.replace(bytes([older]), b"\0")
-            self._count -= forgotten
-        self._generation = older
 
 
 class Placer:
@@ -124,26 +58,23 @@ class Placer:
         placement: What the application says of its sessions.
         socket_dir: The directory of the workers' sockets, in which the file of the loads is.
         worker_id: This worker.
+
+    Attributes:
+        sessions: Those that this worker holds.
     """
 
     def __init__(self, placement: Placement, socket_dir: Path | str, worker_id: str) -> None:
         self._placement = placement
         self._path = Path(socket_dir) / LOADS_FILE
         self._worker_id = worker_id
-        self._held = HeldSessions()
-        self._begun = 0
         self._turn = 0
         self._loads: SharedLoads | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._unchain: Callable[[], None] | None = None
-        if placement.when_ended is not None:
-            placement.when_ended(self._end)
-
-    @property
-    def held(self) -> int:
-        """How many sessions this worker holds."""
-        return len(self._held)
+        self.sessions = SessionTally(placement)
+        self.sessions.when_changed(self._publish)
+        self.sessions.when_one_ends(self._publish_end)
 
     @property
     def loads(self) -> SharedLoads | None:
@@ -157,7 +88,7 @@ class Placer:
         except OSError as error:
             logger.warning("New sessions stay where they arrive: %s: %s", self._path, error.strerror or error)
             return
-        self._loads.hold(len(self._held))
+        self._loads.hold(self.sessions.held)
         self._beat()
         if self._placement.when_ended is None:
             self._forget_later()
@@ -191,7 +122,7 @@ class Placer:
             or route_path(scope) in self._placement.ignored_paths
         ):
             return False
-        scope[_NEW_KEY] = True
+        scope[NEW_KEY] = True
         return True
 
     def choose(self, loads: SharedLoads, scope: Scope) -> int:
@@ -225,55 +156,13 @@ class Placer:
         ended, slot = min((loads.ended(slot), slot) for load, slot in others if load <= mine)
         return slot if own_ended > ended + _ENDED_SLACK + (ended >> _ENDED_SLACK_SHIFT) else own
 
-    def note_reply(self, scope: Scope, status: int, *, is_stamped: bool) -> None:
-        """Count the session that a reply begins.
-
-        Args:
-            scope: The request's scope.
-            status: The reply's.
-            is_stamped: The session gets its owner with this reply.
-        """
-        if status >= 400 or scope["method"] != "POST":
-            return
-        begins = (is_stamped and _NEW_KEY in scope) or (
-            self._placement.first_path is not None and route_path(scope) == self._placement.first_path
-        )
-        if begins:
-            self._held.begin(self._name(scope["session"]))
-            self._publish()
-
-    def ends_session(self, scope: Scope) -> bool:
-        """Tell whether a good reply to a request ends its session."""
-        last = self._placement.last_path
-        return (
-            last is not None
-            and self._placement.when_ended is None
-            and scope["method"] == "POST"
-            and route_path(scope) == last
-        )
-
-    def note_end(self, scope: Scope) -> None:
-        """Count the end of a request's session."""
-        key = self._placement.session_key
-        if key is not None:
-            self._end(str(scope["session"].get(key)))
-
-    def _name(self, session: Mapping[str, Any]) -> object:
-        key = self._placement.session_key
-        if key is not None and session.get(key) is not None:
-            return str(session[key])
-        self._begun += 1
-        return self._begun
-
-    def _end(self, session: object) -> None:
-        if self._held.end(session):
-            self._publish()
-            if self._loads is not None:
-                self._loads.note_end()
-
-    def _publish(self) -> None:
+    def _publish(self, held: int) -> None:
         if self._loads is not None:
-            self._loads.hold(len(self._held))
+            self._loads.hold(held)
+
+    def _publish_end(self) -> None:
+        if self._loads is not None:
+            self._loads.note_end()
 
     def _beat(self) -> None:
         if self._loads is not None and not self._loads.has_left:
@@ -282,11 +171,10 @@ class Placer:
 
     def _forget_later(self) -> None:
         def forget() -> None:
-            self._held.forget()
-            self._publish()
+            self.sessions.forget()
             self._forget_later()
 
-        self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
+        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, forget)
 
 
 class KeptBody:

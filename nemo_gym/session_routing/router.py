@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unreadable_body_reply
-from nemo_gym.session_routing.forwarding import Forwarder, HopName
+from nemo_gym.session_routing.durations import Durations
+from nemo_gym.session_routing.forwarding import Forwarder, HopName, HopObserver
+from nemo_gym.session_routing.held_sessions import SessionTally
 from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
 from nemo_gym.session_routing.jsonrpc import RecordedBody, WatchedReply, jsonrpc_error_reply
 from nemo_gym.session_routing.loads import SharedLoads
@@ -43,6 +45,7 @@ from nemo_gym.session_routing.ownership import (
     TokenSerializer,
     is_worker_id,
     read_owner,
+    route_path,
 )
 from nemo_gym.session_routing.placement import KeptBody, Placer, names_no_session
 from nemo_gym.session_routing.private_socket import PrivateServer, still_listens, worker_socket_path
@@ -61,10 +64,11 @@ class RoutingStatistics:
         served_here: Requests and WebSockets answered by this worker, those that others forwarded to it included.
         arrived: Those of them that other workers forwarded.
         forwarded: Requests that this worker forwarded to their owner.
-        lost: Requests whose session was lost.
+        lost: Requests whose session was lost, as this router found.
         open_pools: Owners that this worker keeps connections to.
         sessions_held: Sessions that this worker holds, as far as it knows; 0 where new sessions are not placed.
         placed_elsewhere: Requests among the forwarded ones that could begin a session.
+        lost_by_reason: The lost ones by `LostReason`.
     """
 
     served_here: int
@@ -74,6 +78,7 @@ class RoutingStatistics:
     open_pools: int
     sessions_held: int = 0
     placed_elsewhere: int = 0
+    lost_by_reason: Mapping[LostReason, int] = field(default_factory=dict)
 
 
 class SessionRoutingMiddleware:
@@ -99,6 +104,8 @@ class SessionRoutingMiddleware:
         cookies: Reads the session cookie, where the session middleware shares what it knows; of the same name and
             secrets.
         placer: Chooses the worker of each new session; None to keep them where they arrive.
+        hop_durations: Counts how long each forwarded request took, where that is wanted.
+        any_worker_paths: Routes that, asked with GET, are answered where they arrive, whatever session is named.
 
     Attributes:
         worker_id: This worker.
@@ -123,6 +130,8 @@ class SessionRoutingMiddleware:
         hop: HopName = "frames",
         cookies: SessionCookies | None = None,
         placer: Placer | None = None,
+        hop_durations: Durations | None = None,
+        any_worker_paths: Collection[str] = (),
     ) -> None:
         if not is_worker_id(worker_id):
             raise ValueError(f"worker_id must be 32 hex digits, not {worker_id!r}")
@@ -134,13 +143,20 @@ class SessionRoutingMiddleware:
         if cookies is None or (cookies.name, cookies.secrets) != (session_cookie, tuple(secrets)):
             cookies = SessionCookies(session_cookie, secrets)
         self._claims = ClaimReader(cookies, max_age, mcp_token_header, mcp_token_serializer, mcp_path)
-        self._forwarder = Forwarder(socket_dir, hop)
+        self._forwarder = Forwarder(socket_dir, hop, durations=hop_durations)
         self._has_mcp = mcp_token_header is not None
         self._mcp_errors_as_jsonrpc = mcp_errors_as_jsonrpc
         self._body_ids = body_ids
         self._grace = grace
         self._placer = placer
-        self._served_here = self._arrived = self._forwarded = self._lost = self._placed_elsewhere = 0
+        self._any_worker_paths = any_worker_paths
+        self._served_here = self._arrived = self._forwarded = self._placed_elsewhere = 0
+        self._lost: dict[LostReason, int] = {}
+
+    @property
+    def sessions(self) -> SessionTally | None:
+        """The sessions of this worker; None where it counts none, as new sessions are not placed."""
+        return None if self._placer is None else self._placer.sessions
 
     def statistics(self) -> RoutingStatistics:
         """Return what this router has done so far. The middleware is `app.state.session_routing`."""
@@ -148,11 +164,16 @@ class SessionRoutingMiddleware:
             served_here=self._served_here,
             arrived=self._arrived,
             forwarded=self._forwarded,
-            lost=self._lost,
+            lost=sum(self._lost.values()),
             open_pools=self._forwarder.open_pools,
-            sessions_held=0 if self._placer is None else self._placer.held,
+            sessions_held=0 if self._placer is None else self._placer.sessions.held,
             placed_elsewhere=self._placed_elsewhere,
+            lost_by_reason=dict(self._lost),
         )
+
+    def observe_hops(self, observer: HopObserver) -> None:
+        """Have each HTTP request forwarded within the context that `observer` gives for its owner and scope."""
+        self._forwarder.observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -177,8 +198,8 @@ class SessionRoutingMiddleware:
             if found.value is not None:
                 owner, expired = read_owner(self._body_ids.serializer, found.value)
                 claim = dataclasses.replace(claim, owner=owner, expired=expired)
-        if claim.expired:
-            self._lost += 1
+        if claim.expired and not self._is_for_any(scope):
+            self._count_lost(LostReason.SESSION_EXPIRED)
             reply = lost_session_reply(LostReason.SESSION_EXPIRED)
             body = self._recorded(scope, receive) if self._mcp_errors_as_jsonrpc else None
             await _answer(reply, scope, receive, send, body)
@@ -193,8 +214,13 @@ class SessionRoutingMiddleware:
             else:
                 self._arrived += arrived
                 await self._serve(claim, scope, receive, send)
+        elif self._is_for_any(scope):
+            await self._serve(claim, scope, receive, send)
         else:
             await self._forward(claim.owner, scope, receive, send)
+
+    def _is_for_any(self, scope: Scope) -> bool:
+        return scope["type"] == "http" and scope["method"] == "GET" and route_path(scope) in self._any_worker_paths
 
     async def _serve(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
         self._served_here += 1
@@ -286,7 +312,7 @@ class SessionRoutingMiddleware:
     ) -> None:
         """Count, log and say that a forward has failed before its reply began."""
         if isinstance(error, OwnerGoneError):
-            self._lost += 1
+            self._count_lost(LostReason.WORKER_GONE)
             reply = lost_session_reply(LostReason.WORKER_GONE, may_have_run=error.may_have_run, had_begun=had_begun)
         elif isinstance(error, NoReplyError):
             logger.warning("worker %s gave no reply: %s", owner, error)
@@ -300,8 +326,11 @@ class SessionRoutingMiddleware:
         """Return what there is to say of a reply that was begun and broken off by its owner."""
         if await still_listens(worker_socket_path(self._socket_path.parent, owner)):
             return no_reply()
-        self._lost += 1
+        self._count_lost(LostReason.WORKER_GONE)
         return lost_session_reply(LostReason.WORKER_GONE, may_have_run=True)
+
+    def _count_lost(self, reason: LostReason) -> None:
+        self._lost[reason] = self._lost.get(reason, 0) + 1
 
     def _recorded(self, scope: Scope, receive: Receive) -> RecordedBody | None:
         """Return a request's body where it may be looked at when this router answers itself."""

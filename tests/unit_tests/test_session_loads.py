@@ -15,8 +15,9 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from nemo_gym.session_routing.held_sessions import HeldSessions, Placement
 from nemo_gym.session_routing.loads import SLOTS, SharedLoads
-from nemo_gym.session_routing.placement import HeldSessions, Placement, Placer
+from nemo_gym.session_routing.placement import Placer
 
 
 class Clock:

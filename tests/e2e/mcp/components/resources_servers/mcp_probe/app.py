@@ -3,6 +3,7 @@
 import asyncio
 import os
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, PrivateAttr
@@ -66,7 +67,7 @@ class MCPProbe(SimpleResourcesServer):
         """Read what the session's waits have written."""
         return self._diaries.get(request.session[SESSION_ID_KEY], [])
 
-    async def worker(self, request: Request) -> dict[str, int]:
+    async def worker(self, request: Request) -> dict[str, Any]:
         """Tell which process answers, what its router has done and how many tasks it has; without a session."""
         tasks = len(asyncio.all_tasks())
         return {"pid": os.getpid(), "tasks": tasks, **asdict(request.app.state.session_routing.statistics())}

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
@@ -68,7 +69,7 @@ class SessionProbe(SimpleResourcesServer):
         """Tell which process answers."""
         return {"pid": os.getpid()}
 
-    async def routing(self, request: Request) -> dict[str, int]:
+    async def routing(self, request: Request) -> dict[str, Any]:
         """Tell what this worker has done with what came to it."""
         return asdict(request.app.state.session_routing.statistics())
 

@@ -1,0 +1,112 @@
+"""One rollout is one trace, through collector, agent, model, resources server and the hop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from nemo_gym.global_config import find_open_port
+from nemo_gym.paths import PARENT_DIR
+from tests.e2e.tracing.collecting import Span, collecting
+
+HERE = Path(__file__).parent
+ROWS = PARENT_DIR / "resources_servers" / "example_session_state_mgmt" / "data" / "example.jsonl"
+ROLLOUTS = 6
+
+
+def collect(folder: Path, *overrides: str, rows: int = ROLLOUTS) -> subprocess.CompletedProcess[str]:
+    """Run some of the counter's rows with the agent that hops."""
+    command = [sys.executable, "-m", "nemo_gym.cli", "eval", "run", "--config", str(HERE / "servers.yaml")]
+    command += ["--agent", "agent", "--input", str(ROWS), "--limit", str(rows), "--output", str(folder / "out.jsonl")]
+    environment = {**os.environ, "NEMO_GYM_EXTRA_ROOTS": str(HERE / "components")}
+    return subprocess.run(
+        [*command, *overrides], cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def parent_of(span: Span, spans: dict[str, Span]) -> str | None:
+    """Return the service and the name of a span's parent."""
+    parent = spans.get(span.parent)
+    return f"{parent.service}: {parent.name}" if parent is not None else None
+
+
+def test_a_rollout_is_one_trace_of_all_its_processes_and_the_hop(tmp_path: Path) -> None:
+    with collecting() as collector:
+        result = collect(tmp_path, f"tracing.endpoint={collector.url}")
+    assert result.returncode == 0, result.stderr
+    results = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reward"] for line in results] == [1.0] * ROLLOUTS
+
+    assert len({span.id for span in collector.spans}) == len(collector.spans)
+    traces: dict[str, list[Span]] = defaultdict(list)
+    for span in collector.spans:
+        traces[span.trace].append(span)
+    rollouts = {trace: spans for trace, spans in traces.items() if any(span.name == "rollout" for span in spans)}
+    named = [span.attributes["nemo_gym.rollout"] for span in collector.spans if span.name == "rollout"]
+    assert sorted(named) == [f"{row}-0" for row in range(ROLLOUTS)]
+    assert len(rollouts) == ROLLOUTS
+    for spans in rollouts.values():
+        check_trace(spans)
+
+
+def check_trace(spans: list[Span]) -> None:
+    by_id = {span.id: span for span in spans}
+    assert {span.service for span in spans} == {"collector", "agent", "policy_model", "counter"}
+    assert [span.name for span in spans if not span.parent] == ["rollout"]
+    assert not [span for span in spans if span.is_error]
+    assert all(span.parent in by_id for span in spans if span.parent)
+    found = Counter((f"{span.service}: {span.name}", parent_of(span, by_id)) for span in spans)
+    for edge in (
+        ("collector: attempt", "collector: rollout"),
+        ("collector: POST agent", "collector: attempt"),
+        ("agent: POST /run", "collector: POST agent"),
+        ("counter: POST /seed_session", "agent: POST counter"),
+        ("counter: POST /verify", "agent: POST counter"),
+        ("counter: hop", "counter: POST"),
+        ("counter: POST /get_counter_value", "counter: hop"),
+    ):
+        assert found[edge] == 1, edge
+    assert found["agent: POST policy_model", "agent: POST /run"] >= 2
+    assert found["policy_model: POST /v1/responses", "agent: POST policy_model"] >= 2
+    (hop,) = (span for span in spans if span.name == "hop")
+    owner = next(span for span in spans if span.parent == hop.id)
+    assert hop.attributes["nemo_gym.owner"] == owner.attributes["nemo_gym.worker"]
+    assert hop.attributes["nemo_gym.worker"] != hop.attributes["nemo_gym.owner"]
+    (rollout,) = {span.attributes["nemo_gym.rollout"] for span in spans if "nemo_gym.rollout" in span.attributes}
+    assert rollout.endswith("-0")
+
+
+def test_a_rollout_that_fails_is_marked_at_each_step_and_without_its_text(tmp_path: Path) -> None:
+    with collecting() as collector:
+        overrides = [f"tracing.endpoint={collector.url}", "agent.responses_api_agents.hopping_agent.max_steps=1"]
+        overrides += ["counter.resources_servers.example_session_state_mgmt.num_workers=1"]
+        result = collect(tmp_path, *overrides, rows=1)
+    assert result.returncode == 1, result.stderr
+    failed = {f"{span.service}: {span.name}" for span in collector.spans if span.is_error}
+    assert {"collector: rollout", "collector: attempt", "collector: POST agent", "agent: POST /run"} <= failed
+    (rollout,) = (span for span in collector.spans if span.name == "rollout")
+    assert rollout.attributes["nemo_gym.failure"] == "http_error"
+    assert not [body for body in collector.bodies if b"AssertionError" in body or b"Traceback" in body]
+
+
+def test_a_collector_that_is_away_neither_stops_nor_breaks_a_run(tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{find_open_port()}"
+    result = collect(tmp_path, f"tracing.endpoint={endpoint}", "tracing.sample=1.0", rows=2)
+    assert result.returncode == 0, result.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+
+def test_without_the_setting_nothing_of_it_is_imported() -> None:
+    program = (
+        "import sys, nemo_gym.server.bootstrap, nemo_gym.cli.eval\n"
+        "from nemo_gym.server.tracing import start_tracing\n"
+        "assert start_tracing({}, 'counter') is None\n"
+        "assert start_tracing({'tracing': {'enabled': False}}, 'counter') is None\n"
+        # FastAPI imports the interfaces by itself, where they are installed.
+        "sys.exit([name for name in sys.modules if name.startswith('opentelemetry.sdk')] or 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
