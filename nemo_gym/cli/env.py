@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +11,17 @@ import typer
 from rich.text import Text
 
 from nemo_gym.cli.conformance import plan_check, run_check, show_report
-from nemo_gym.cli.options import Agent, AsJson, Configs, InputFile, ModelType, Overrides, ResourcesServers
+from nemo_gym.cli.observing import observed
+from nemo_gym.cli.options import Agent, Configs, InputFile, ModelType, Overrides, ResourcesServers
 from nemo_gym.cli.output import note, plain_table, result_console, work_console, write_json, write_line
 from nemo_gym.cli.rendering import ServerDisplay, server_table
 from nemo_gym.cli.scaffold import create_environment
 from nemo_gym.cli.selection import Components, component_folder, select
+from nemo_gym.cli.status import STATUS_EPILOG, status
 from nemo_gym.cli.testing import TestResult, check_pytest, run_tests
 from nemo_gym.conformance import ConformanceJob
+from nemo_gym.dashboard import running_dashboard
 from nemo_gym.deployment import Deployment, StopSignals
-from nemo_gym.deployment.status import DeploymentStatus, deployment_statuses
 from nemo_gym.errors import UsageError
 from nemo_gym.global_config import GlobalConfig
 from nemo_gym.paths import COMPONENT_KINDS, iter_components
@@ -37,15 +38,6 @@ gym env start -r my_environment -m openai_model policy_model_name=my-model
 gym env start --config my.yaml my_environment.resources_servers.my_environment.num_workers=8
 
 Ctrl-C stops all servers; a second one kills them.
-"""
-STATUS_EPILOG = """\
-Examples:
-
-gym env status
-
-gym env status --json
-
-The exit code is 1 when a server does not answer.
 """
 TEST_EPILOG = """\
 Examples:
@@ -84,11 +76,14 @@ def start(
 ) -> None:
     """Start the servers of a configuration and keep them running until Ctrl-C."""
     chosen = select(Components(resources_server or (), agent, model_type, config or (), overrides or ()))
-    asyncio.run(_run_servers(chosen.load(), as_json=as_json))
+    configuration = chosen.load()
+    with observed(configuration.config_dict):
+        asyncio.run(_run_servers(configuration, as_json=as_json))
 
 
 async def _run_servers(config: GlobalConfig, *, as_json: bool) -> None:
-    deployment = Deployment(config, on_event=ServerDisplay(work_console(), len(config.instances)))
+    display = ServerDisplay(work_console(), len(config.instances))
+    deployment = Deployment(config, on_event=display, dashboard=running_dashboard)
     note(f"Starting {len(config.instances)} servers; their logs: {deployment.log_dir}")
     async with StopSignals(), deployment:
         if deployment.dry_run:
@@ -98,7 +93,7 @@ async def _run_servers(config: GlobalConfig, *, as_json: bool) -> None:
             write_json({"head_url": deployment.head_url, "servers": _describe(config)})
         else:
             result_console().print(server_table(config.instances.values()))
-            note(f"Ready. Head server: {deployment.head_url}. Ctrl-C stops all.", style="green")
+            note(f"Ready. Head server and dashboard: {deployment.head_url}. Ctrl-C stops all.", style="green")
         await asyncio.Event().wait()
 
 
@@ -115,34 +110,7 @@ def _describe(config: GlobalConfig) -> list[dict[str, object]]:
     ]
 
 
-@app.command(epilog=STATUS_EPILOG)
-def status(as_json: AsJson = False) -> None:
-    """Show the running deployments of this user and whether their servers answer."""
-    found = asyncio.run(deployment_statuses())
-    if as_json:
-        write_json([{**asdict(one), "healthy": one.healthy} for one in found])
-    elif not found:
-        write_line("No deployment is running.")
-    for one in () if as_json else found:
-        _show_status(one)
-    if not all(one.healthy for one in found):
-        raise typer.Exit(1)
-
-
-def _show_status(status: DeploymentStatus) -> None:
-    record, console = status.record, result_console()
-    console.print(Text(f"Deployment {record.pid}, since {record.started_at}, in {record.working_dir}", style="bold"))
-    console.print(Text(f"head server {record.head_url}: {status.health}; logs: {record.log_dir}"))
-    rows = [
-        (one.name, one.kind, str(one.num_workers), one.url, Text(one.health, style=_health_style(one.health)))
-        for one in status.servers
-    ]
-    if rows:
-        console.print(plain_table(("server", "kind", "workers", "address", "health"), rows))
-
-
-def _health_style(health: str) -> str:
-    return "green" if health == "ok" else "bold red"
+app.command(epilog=STATUS_EPILOG)(status)
 
 
 @app.command("test", epilog=TEST_EPILOG)

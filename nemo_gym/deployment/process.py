@@ -18,6 +18,7 @@ import aiohttp
 
 from nemo_gym.config_types import ServerInstance
 from nemo_gym.errors import ERROR_STANDS_ABOVE, ConfigError, ServerStartError, ServerStoppedError
+from nemo_gym.logs import TRACEBACK_MARK, read_line
 from nemo_gym.server.launcher import can_fork_workers
 
 LOG_TAIL_LINES: Final = 30
@@ -40,9 +41,8 @@ _MCP_MODULE: Final = "nemo_gym.mcp_auto_exposure.endpoint"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The last line of a traceback, such as `ValueError: no`, `pkg.errors.ConfigError: no` or `SystemExit: 2`.
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
-# What the servers' own logging writes for an error: time, level, process, logger, text.
-_ERROR_LOG = re.compile(r"^\S+ \S+ (?:ERROR|CRITICAL) \d+ [\w.]+: (?P<text>.*)")
-_ORDINARY_LOG = re.compile(r"^\S+ \S+ (?:DEBUG|INFO) \d+ [\w.]+: ")
+_ERROR_LEVELS: Final = ("ERROR", "CRITICAL")
+_ORDINARY_LEVELS: Final = ("DEBUG", "INFO")
 _PORT_TAKEN = re.compile(r"address already in use", re.IGNORECASE)
 
 
@@ -248,13 +248,14 @@ def find_cause(log_lines: list[str], *, ended: bool = True) -> str | None:
     That is the last line which names an exception, else the last that was logged as an error (and does not only say
     that there is one), else, where the process has ended, the last one that was not logged as ordinary news.
     """
-    newest_first = log_lines[::-1]
+    newest_first = [line.removeprefix(TRACEBACK_MARK) for line in log_lines[::-1]]
     named = next((line for line in newest_first if _ERROR_LINE.match(line)), None)
     if named:
         return named
-    matches = (_ERROR_LOG.match(line) for line in newest_first if ERROR_STANDS_ABOVE not in line)
-    logged = next((match["text"] for match in matches if match), None)
+    read = [(line, read_line(line)) for line in newest_first]
+    errors = (found for _, found in read if found is not None and found.level in _ERROR_LEVELS)
+    logged = next((found.message for found in errors if ERROR_STANDS_ABOVE not in found.message), None)
     if logged or not ended:
         return logged
-    others = (line.strip() for line in newest_first if not _ORDINARY_LOG.match(line))
+    others = (line.strip() for line, found in read if found is None or found.level not in _ORDINARY_LEVELS)
     return next(filter(None, others), None)

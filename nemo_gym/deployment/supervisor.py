@@ -18,14 +18,15 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 import aiohttp
+from starlette.routing import BaseRoute
 
 from nemo_gym.config_types import BaseRunServerConfig, ServerInstance, server_url
 from nemo_gym.deployment.process import ServerProcess
@@ -66,6 +67,9 @@ class ServerEvent:
     seconds: float
 
 
+Dashboard: TypeAlias = "Callable[[Deployment], AbstractAsyncContextManager[Sequence[BaseRoute]]]"
+
+
 def ignore_event(event: ServerEvent) -> None:
     """Do nothing with an event."""
 
@@ -79,6 +83,7 @@ class Deployment:
             `shutdown_grace_s` can take) are read here.
         on_event: Called on the event loop at each change of a server.
         working_dir: The user's folder, in which components are looked for first; the process's when None.
+        dashboard: Gives the head server's further routes for the time that the context is open. None: there are none.
 
     Raises:
         ConfigError: A time in the configuration is not a number of seconds.
@@ -90,6 +95,7 @@ class Deployment:
         *,
         on_event: Callable[[ServerEvent], None] = ignore_event,
         working_dir: Path | None = None,
+        dashboard: Dashboard | None = None,
     ) -> None:
         self.config = config
         self.working_dir = (working_dir or Path.cwd()).resolve()
@@ -98,6 +104,7 @@ class Deployment:
         self.stop_grace = _seconds(config, STOP_GRACE_KEY, _longest_stop(config))
         self.servers: list[ServerProcess] = []
         self._on_event = on_event
+        self._dashboard = None if self.dry_run else dashboard
         self._files = RunFiles()
         self._resources = AsyncExitStack()
         self._owner: asyncio.Task[object] | None = None
@@ -138,7 +145,8 @@ class Deployment:
         check_ports(self.config)
         log_dir = self._files.open_log_dir()
         self._resources.callback(self._files.close)
-        await self._resources.enter_async_context(running_head_server(self.config))
+        routes = await self._resources.enter_async_context(self._dashboard(self)) if self._dashboard else ()
+        await self._resources.enter_async_context(running_head_server(self.config, routes))
         self._files.publish(self._record())
         read_end, write_end = os.pipe()
         self._resources.callback(os.close, write_end)

@@ -627,17 +627,30 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
     [
         (["Traceback:", "  File x", "ValueError: no", "stopping"], "ValueError: no"),
         (["pkg.errors.ConfigError: bad key"], "pkg.errors.ConfigError: bad key"),
-        (["2026-01-02 03:04:05,678 ERROR 7 nemo_gym.server: key: wrong", "a hint"], "key: wrong"),
+        (["2026-01-02 03:04:05,678 ERROR a 7 nemo_gym.server: key: wrong", "a hint"], "key: wrong"),
         (
             [
-                "2026-01-02 03:04:05,678 ERROR 8 nemo_gym.server.bootstrap: env.port: wrong",
-                "2026-01-02 03:04:05,678 ERROR 7 nemo_gym: a worker of a could not start; its error stands above",
+                "2026-01-02 03:04:05,678 ERROR a/0a1b 8 nemo_gym.server.bootstrap: env.port: wrong",
+                "2026-01-02 03:04:05,678 ERROR a/main 7 nemo_gym: a worker of a could not start; its error stands above",
             ],
             "env.port: wrong",
         ),
+        (
+            [
+                "2026-01-02 03:04:05,678 ERROR a 7 nemo_gym.server: A failed: ValueError: no (a/app.py:3)",
+                "    | Traceback (most recent call last):",
+                "    | ValueError: no",
+            ],
+            "ValueError: no",
+        ),
+        (
+            ['{"time": "2026-01-02T03:04:05.678Z", "level": "ERROR", "server": "a", "pid": 7, "logger": "nemo_gym", '
+             '"message": "A failed", "exception": "ValueError: a \\"no\\"", "traceback": "Traceback (most'],
+            'A failed: ValueError: a "no"',
+        ),
         (["first", "last", ""], "last"),
-        (["first", "2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], "first"),
-        (["2026-01-02 03:04:05,678 INFO 7 uvicorn.error: Application startup complete."], None),
+        (["first", "2026-01-02 03:04:05,678 INFO a 7 uvicorn.error: Application startup complete."], "first"),
+        (["2026-01-02 03:04:05,678 INFO a 7 uvicorn.error: Application startup complete."], None),
         ([], None),
     ],
 )
