@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from typing import Any, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from nemo_gym import __version__
+from nemo_gym.config_types import server_url
 from nemo_gym.errors import DatasetError, NemoGymError, UsageError
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.rollouts.attempts import (
@@ -52,6 +54,9 @@ from nemo_gym.rollouts.io import (
 )
 from nemo_gym.rollouts.ledger import AgentChoice, CollectionSummary, Ledger, LedgerError
 from nemo_gym.rollouts.record import RolloutFiles, RunRecord
+from nemo_gym.rollouts.recorder import RunRecorder
+from nemo_gym.rollouts.tally import RunTally
+from nemo_gym.server.tracing import NO_TRACING
 from nemo_gym.server_utils import ServerClient
 
 _LINES_BETWEEN_BREATHS = 256
@@ -133,14 +138,21 @@ class RolloutCollector:
         config: What to collect.
         client: Knows the agents; its connection pool belongs to the caller.
         on_event: Told of every step, on the event loop; what it raises ends the run.
+        tally: Counts the run's events, each before `on_event` is told of it; one of its own when None.
     """
 
     def __init__(
-        self, config: RolloutCollectionConfig, client: ServerClient, *, on_event: EventHandler | None = None
+        self,
+        config: RolloutCollectionConfig,
+        client: ServerClient,
+        *,
+        on_event: EventHandler | None = None,
+        tally: RunTally | None = None,
     ) -> None:
         self.config = config
         self.client = client
-        self._on_event: EventHandler = on_event or _ignore
+        self.tally = tally or RunTally()
+        self._on_event = on_event
         self._limits = AttemptLimits(
             max_attempts=config.max_attempts,
             max_session_attempts=config.max_session_attempts,
@@ -149,6 +161,7 @@ class RolloutCollector:
         )
         self._opened: _Opened | None = None
         self._ledger: Ledger | None = None
+        self._recorder: RunRecorder | None = None
         self._stop_reason = ""
         self._stop_requested = asyncio.Event()
 
@@ -199,6 +212,8 @@ class RolloutCollector:
         if self._ledger is None:
             self._opened.results.remove_if_new()
         self._opened.results.close()
+        if self._recorder is not None:
+            self._recorder.finish(exc)
 
     async def collect(self) -> CollectionSummary:
         """Make every rollout that the output does not hold yet.
@@ -219,10 +234,11 @@ class RolloutCollector:
             files.metrics.unlink(missing_ok=True)
         opened.record.save(files.run_record)
         failures = FailuresFile(files.failures)
-        self._ledger = ledger = Ledger(opened.results, failures, opened.rollouts, self._on_event)
+        self._ledger = ledger = Ledger(opened.results, failures, opened.rollouts, self._tell)
         try:
             ledger.tidy_failures()
-            self._on_event(CollectionStarted(opened.rollouts.total, len(opened.rollouts)))
+            self._tell(CollectionStarted(opened.rollouts.total, len(opened.rollouts)))
+            self._start_recording(opened.agents)
             await self._make_all(ledger, opened.agents)
             ledger.tidy_failures()
         except (_StopError, LedgerError) as stop:
@@ -230,6 +246,21 @@ class RolloutCollector:
         finally:
             failures.close()
         return ledger.statistics()
+
+    def _tell(self, event: RolloutEvent) -> None:
+        self.tally(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _start_recording(self, agents: AgentChoice) -> None:
+        head = self.client.head_server_config
+        self._recorder = RunRecorder(
+            self.tally,
+            agent=agents.name,
+            output=self.config.output_path,
+            head_url=server_url(head.host, head.port) if head.port else None,
+        )
+        self._recorder.start()
 
     def _check_input_is_no_output(self) -> None:
         files = self.config.files
@@ -302,7 +333,7 @@ class RolloutCollector:
 
     async def _work(self, jobs: Iterator[tuple[InputRow, int]], ledger: Ledger, agents: AgentChoice) -> None:
         for row, rollout_index in jobs:
-            self._on_event(RolloutStarted(row.task_index, rollout_index))
+            self._tell(RolloutStarted(row.task_index, rollout_index))
             await self._make(row, rollout_index, ledger, agents)
 
     async def _make(self, row: InputRow, rollout_index: int, ledger: Ledger, agents: AgentChoice) -> None:
@@ -321,11 +352,12 @@ class RolloutCollector:
             return
         rollout = Rollout(row.task_index, rollout_index, agent, self._with_overrides(content))
 
-        def run_again(attempt_index: int, reason: str) -> None:
-            ledger.add_run_again(row, rollout_index, attempt_index, reason)
-
+        run_again = partial(ledger.add_run_again, row, rollout_index)
         try:
-            outcome = await run_rollout(self.client, rollout, self._limits, run_again)
+            with (self.client.tracing or NO_TRACING).rollout(rollout.name, agent) as traced:
+                outcome = await run_rollout(self.client, rollout, self._limits, run_again)
+                if isinstance(outcome, RolloutFailure):
+                    traced.failed(outcome.failure_class)
         except AgentUnreachableError as error:
             raise _StopError(str(error)) from error
         if isinstance(outcome, RolloutFailure):
@@ -358,10 +390,6 @@ class RolloutCollectionHelper:
         """Collect rollouts; see `RolloutCollector.run`. The caller closes the client (`close_client`)."""
         client = ServerClient.from_config(get_global_config_dict())
         return await RolloutCollector(config, client).run()
-
-
-def _ignore(event: RolloutEvent) -> None:
-    pass
 
 
 class _StopError(Exception):

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.metrics import compute_aggregate_metrics
 
-WAIT_LIMIT_S = 20
+WAIT_LIMIT_S = 60
 
 
 class FakeAgent:
@@ -34,6 +34,7 @@ class FakeAgent:
         self.port = port
         self.calls: list[dict[str, Any]] = []
         self.aggregated: list[dict[str, Any]] = []
+        self.rollout_ids: list[str | None] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self._changed = threading.Condition()
@@ -71,6 +72,7 @@ class FakeAgent:
         self._released = asyncio.Event()
         self.calls.clear()
         self.aggregated.clear()
+        self.rollout_ids.clear()
         self.most_in_flight = 0
 
     def app(self) -> FastAPI:
@@ -80,6 +82,7 @@ class FakeAgent:
         async def run(request: Request) -> Response:
             row = orjson.loads(await request.body())
             self._loop = asyncio.get_running_loop()
+            self.rollout_ids.append(request.headers.get("nemo-gym-rollout"))
             self._count(row)
             try:
                 return await self._answer(row)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym.cli.call_again import call_again
+from nemo_gym.cli.observing import observed
 from nemo_gym.cli.options import (
     Agent,
     AsJson,
@@ -31,20 +33,27 @@ from nemo_gym.cli.options import (
     Resume,
     RolloutTimeout,
 )
-from nemo_gym.cli.output import note, result_console, shown_path, work_console, write_json, write_line
-from nemo_gym.cli.rendering import RolloutDisplay, ServerDisplay, duration
+from nemo_gym.cli.output import note, result_console, shown_path, work_console, write_json
+from nemo_gym.cli.rendering import ServerDisplay
+from nemo_gym.cli.report import EPILOG as REPORT_EPILOG, report
 from nemo_gym.cli.reports import show_profile
+from nemo_gym.cli.rollout_display import RolloutDisplay
 from nemo_gym.cli.run_plan import RunPlan, output_path
+from nemo_gym.cli.run_summary import RunSummary
 from nemo_gym.cli.running import running_config
 from nemo_gym.cli.selection import Components, select
-from nemo_gym.config_types import AggregateMetrics
-from nemo_gym.deployment import Deployment, StopSignals
-from nemo_gym.errors import Interrupted, ServerStoppedError, UsageError
-from nemo_gym.global_config import DRY_RUN_KEY_NAME, GlobalConfig
+from nemo_gym.config_types import AggregateMetrics, server_url
+from nemo_gym.dashboard import running_dashboard
+from nemo_gym.deployment import Deployment, StopSignals, running_deployments
+from nemo_gym.errors import Interrupted, NemoGymError, UsageError
+from nemo_gym.global_config import DRY_RUN_KEY_NAME, GlobalConfig, secrets_in
+from nemo_gym.logs.redaction import Redactor
 from nemo_gym.reward_profile import PASS_THRESHOLD, profile_as_json, profile_rollouts, write_metrics
-from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollector, RolloutsStoppedError
+from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollector
 from nemo_gym.rollouts.aggregation import fetch_agent_metrics
 from nemo_gym.rollouts.ledger import CollectionSummary
+from nemo_gym.rollouts.tally import RunTally
+from nemo_gym.server.tracing import Tracing
 from nemo_gym.server_utils import ServerClient, close_client
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Collect rollouts and sum them up.")
@@ -74,6 +83,7 @@ gym eval profile rollouts.jsonl --json
 
 @app.command(epilog=RUN_EPILOG)
 def run(
+    context: typer.Context,
     overrides: Overrides = None,
     resources_server: ResourcesServers = None,
     agent: Agent = None,
@@ -114,9 +124,18 @@ def run(
         rollout_timeout_s=rollout_timeout,
         run_settings=plan.run_settings(),
     )
-    outcome = asyncio.run(_collect(job, target))
-    _report(job, outcome, as_json=as_json)
-    if not outcome.summary.complete:
+    work = _Work(job, target)
+    changes = {"resume": True, "overwrite": False, "output": shown_path(job.output_path)}
+    again = call_again(context, changes, Redactor(secrets_in(target.config_dict)))
+    try:
+        with observed(target.config_dict) as tracing:
+            agents = asyncio.run(work.collect(tracing))
+    except (Interrupted, NemoGymError):
+        if work.counts.total:
+            work.summary(again).show_unfinished(work_console())
+        raise
+    _report(work.summary(again), agents, as_json=as_json)
+    if not work.counts.complete:
         raise typer.Exit(1)
 
 
@@ -128,20 +147,13 @@ class _Target:
         config_dict: Their configuration.
         agent: The agent that was named, where one was.
         to_serve: The configuration to start first; None when they run already.
+        logs: The folder of their logs, where they run already and it is known.
     """
 
     config_dict: DictConfig
     agent: str | None
     to_serve: GlobalConfig | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a run came to: how far it got, the agents' own metrics, and the logs of the servers it started."""
-
-    summary: CollectionSummary
-    agents: Mapping[str, AggregateMetrics]
-    logs: Path | None
+    logs: Path | None = None
 
 
 def _own_target(components: Components) -> _Target:
@@ -155,29 +167,52 @@ def _own_target(components: Components) -> _Target:
 def _running_target(components: Components, head_server: str | None) -> _Target:
     if components != Components(agent=components.agent):
         raise UsageError("--no-serve uses running servers: it takes no components, files or overrides to start")
-    return _Target(running_config(head_server), components.agent)
+    config = running_config(head_server)
+    head = ServerClient.from_config(config).head_server_config
+    return _Target(config, components.agent, logs=_logs_of(server_url(head.host, head.port)))
 
 
-async def _collect(job: RolloutCollectionConfig, target: _Target) -> _Outcome:
-    console = work_console()
-    display = RolloutDisplay(console)
-    client = ServerClient.from_config(target.config_dict)
-    collector = RolloutCollector(job, client, on_event=display)
-    logs: Path | None = None
-    try:
+def _logs_of(head_url: str) -> Path | None:
+    with suppress(NemoGymError):  # a state directory that can't be used: the run needs none
+        return next((Path(one.log_dir) for one in running_deployments() if one.head_url == head_url), None)
+    return None
+
+
+class _Work:
+    """One run: the servers it needs, its collector, and what it has come to, also where it ended early."""
+
+    def __init__(self, job: RolloutCollectionConfig, target: _Target) -> None:
+        self.counts = CollectionSummary()
+        self._job = job
+        self._target = target
+        self._logs = target.logs
+        self._tally = RunTally()
+
+    async def collect(self, tracing: Tracing | None) -> dict[str, AggregateMetrics]:
+        """Make the rollouts, and return the agents' own metrics of them."""
+        job, to_serve = self._job, self._target.to_serve
+        console = work_console()
+        display = RolloutDisplay(console, self._tally)
+        client = ServerClient.from_config(self._target.config_dict, tracing=tracing)
+        collector = RolloutCollector(job, client, on_event=display, tally=self._tally)
         async with StopSignals(), collector, AsyncExitStack() as stack:
             note(f"Results: {shown_path(job.output_path)}")
-            if target.to_serve is not None:
-                servers = ServerDisplay(console, len(target.to_serve.instances))
-                deployment = await stack.enter_async_context(Deployment(target.to_serve, on_event=servers))
-                logs = deployment.log_dir
+            if to_serve is not None:
+                servers = ServerDisplay(console, len(to_serve.instances))
+                started = Deployment(to_serve, on_event=servers, dashboard=running_dashboard)
+                self._logs = (await stack.enter_async_context(started)).log_dir
+                note(f"Dashboard: {started.head_url}")
             stack.push_async_callback(close_client)
-            with display:
-                summary = await collector.collect()
-            return _Outcome(summary, await fetch_agent_metrics(client, job.output_path), logs)
-    except (Interrupted, ServerStoppedError, RolloutsStoppedError):
-        _show_how_to_go_on(job, collector.statistics())
-        raise
+            try:
+                with display:
+                    await collector.collect()
+            finally:
+                self.counts = collector.statistics()
+            return await fetch_agent_metrics(client, job.output_path)
+
+    def summary(self, call_again: str) -> RunSummary:
+        """Return what it has come to; `call_again` is the command that makes what is left."""
+        return RunSummary(self._job.files, self.counts, self._tally, call_again, self._logs)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -186,39 +221,18 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _show_how_to_go_on(job: RolloutCollectionConfig, summary: CollectionSummary) -> None:
-    done = summary.already_done + summary.finished
-    if summary.total:
-        note(
-            f"{done} of {summary.total} rollouts are finished and kept. "
-            f"To go on: the same call with --resume --output {shown_path(job.output_path)}"
-        )
-
-
-def _report(job: RolloutCollectionConfig, outcome: _Outcome, *, as_json: bool) -> None:
+def _report(summary: RunSummary, agents: Mapping[str, AggregateMetrics], *, as_json: bool) -> None:
     """Write the metrics file, and show what the run came to and where everything is."""
-    profile = profile_rollouts(job.output_path)
-    write_metrics(job.files.metrics, profile, outcome.agents)
-    paths = {"rollouts": job.output_path, "metrics": job.files.metrics, "failures": job.files.failures}
-    paths = {name: path for name, path in paths.items() if path.exists()}
+    try:
+        profile = profile_rollouts(summary.files.output)
+        write_metrics(summary.files.metrics, profile, agents)
+    except NemoGymError:
+        summary.show_unfinished(work_console())
+        raise
     if as_json:
-        summary = asdict(outcome.summary)
-        files = {name: str(path.resolve()) for name, path in paths.items()}
-        write_json({**summary, "files": files, "metrics": profile_as_json(profile, outcome.agents)})
-        return
-    console = result_console()
-    console.print()
-    show_profile(console, profile, outcome.agents, with_tasks=False)
-    console.print()
-    for name, path in paths.items():
-        write_line(f"{name}: {shown_path(path)}")
-    ended = outcome.summary.finished + outcome.summary.failed
-    again = f", {outcome.summary.run_again} run again" if outcome.summary.run_again else ""
-    note(f"{ended} rollout{'' if ended == 1 else 's'} in {duration(outcome.summary.duration_s)}{again}")
-    if outcome.summary.failed:
-        note(f"{outcome.summary.failed} of them failed; make them again with --resume.", style="red")
-        if outcome.logs is not None:
-            note(f"logs of the servers: {outcome.logs}")
+        write_json(summary.to_json(profile, agents))
+    else:
+        summary.show(result_console(), profile, agents)
 
 
 @app.command(epilog=PROFILE_EPILOG)
@@ -234,3 +248,6 @@ def profile(
         write_json(profile_as_json(found))
     else:
         show_profile(result_console(), found, {}, with_tasks=tasks)
+
+
+app.command(epilog=REPORT_EPILOG)(report)

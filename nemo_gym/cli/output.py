@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +24,40 @@ def result_console() -> Console:
 
 def work_console() -> Console:
     """Return the console for progress, notes and errors."""
-    return _console(sys.stderr)
+    return _console(cast("TextIO", _Unheeded(sys.stderr)))
+
+
+class _Unheeded:
+    """A stream whose reader may go away: what is told about the work is then lost, and the work goes on.
+
+    Args:
+        stream: Where to write.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write as much of a text as is taken."""
+        self._tolerate(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush as much as is taken."""
+        self._tolerate(self._stream.flush)
+
+    def _tolerate(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BlockingIOError:  # a terminal that another program has set to O_NONBLOCK: there is more room later
+            pass
+        except OSError:
+            # A pipe without a reader, a terminal that was closed: what is left in buffers must have somewhere to go.
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def _console(stream: TextIO) -> Console:

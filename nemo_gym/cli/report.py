@@ -78,11 +78,13 @@ def report(
 
 
 def _tell(written: WrittenReport) -> None:
-    for notices in written.notices:
+    letters = ("A: ", "B: ") if written.comparison is not None else ("",)
+    for letter, rollouts, failed, notices in zip(
+        letters, written.rollouts, written.failed, written.notices, strict=True
+    ):
         for text in notices:
-            note(text, style="yellow")
-    for rollouts, failed in zip(written.rollouts, written.failed, strict=True):
-        note(f"{rollouts:,} rollout{'' if rollouts == 1 else 's'}, {failed:,} failed")
+            note(f"{letter}{text}", style="yellow")
+        note(f"{letter}{rollouts:,} rollout{'' if rollouts == 1 else 's'}, {failed:,} failed")
     comparison = written.comparison
     if comparison is not None and comparison.paired_by is None:
         note("no task is in both runs: they are compared as a whole (see --pair-by)", style="yellow")

@@ -149,7 +149,7 @@ class _Check:
         try:
             for index, row in enumerate(rows):
                 rollout = Rollout(index, 0, self._job.agent, row)
-                outcome = await run_rollout(client, rollout, limits, lambda attempt, reason: None)
+                outcome = await run_rollout(client, rollout, limits, lambda *_: None)
                 if isinstance(outcome, RolloutFailure):
                     self._add(FindingKind.NOT_RECORDED, index, row_id_of(row), answered=shortened(outcome.reason))
                 else:

@@ -76,6 +76,6 @@ class BlockStore:
 def to_json(value: Any) -> bytes:
     """Return a value as JSON in UTF-8 on one line; text that is no Unicode (a lone surrogate) gets question marks."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

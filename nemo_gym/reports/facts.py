@@ -21,7 +21,9 @@ MAX_IMAGE: Final = 2_000_000
 _MAX_DEPTH: Final = 60
 _MAX_NUMBERS: Final = 64
 _PREVIEW: Final = 120
-_LARGEST_EXACT: Final = 2**53 - 1
+LARGEST_EXACT: Final = 2**53 - 1
+"""The largest whole number that a browser keeps as it is."""
+
 _LARGEST: Final = 1e100
 _LABEL_KEYS: Final = ("id", "task_id", "instance_id")
 
@@ -141,7 +143,7 @@ def slimmed(value: Any, where: str, *, key: str = "", depth: int = 0) -> Any:
         if len(value) <= limit:
             return value
         return f"{value[:MAX_TEXT]}\n[... {len(value) - MAX_TEXT:,} more characters in {where}]"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_EXACT:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_EXACT:
         return str(value)  # browsers would round it
     if not isinstance(value, dict | list):
         return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nemo_gym.reports.comparison import Comparison, wilson
@@ -115,13 +115,13 @@ def _pass_rates(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
         else:
             curve |= {"type": "scatter", "mode": "lines", "line": {"color": COLOURS[at], "width": 2}}
         curves.append(curve)
-        counts = Counter(round(10 * rate) for rate in rates)
+        counts = Counter(map(_tenth, rates))
         bar = {"type": "bar", "name": name, "x": buckets, "y": [counts[bucket] for bucket in range(11)]}
         hover = "%{y} tasks pass about %{x}<extra>" + name + "</extra>"
         shares.append({**bar, "marker": {"color": COLOURS[at]}, "hovertemplate": hover})
     rate_axis = {"title": {"text": "pass rate"}, "tickformat": ".0%", "range": [0, 1.02]}
     rank_axis = {"title": {"text": "tasks, hardest first"}, "rangemode": "tozero"}
-    spread_axis = {"title": {"text": "pass rate, to the nearest 10 %"}, "type": "category"}
+    spread_axis = {"title": {"text": "pass rate, to 10 %; the ends: never, always"}, "type": "category"}
     caption = "The share of a task's rollouts that passed"
     if any(trace["type"] == "bar" for trace in curves):
         caption += ", with its 95 % interval (Wilson)"
@@ -134,6 +134,11 @@ def _pass_rates(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
             View("how many tasks", shares, {"xaxis": spread_axis, "yaxis": {"title": {"text": "tasks"}}}),
         ],
     )
+
+
+def _tenth(rate: float) -> int:
+    """Return a rate in tenths, with 0 and 10 for none and all alone: what never passes is another thing than a few."""
+    return round(rate) * 10 if rate in (0.0, 1.0) else min(9, max(1, round(10 * rate)))
 
 
 def _reward_against(runs: Sequence[Run], names: Sequence[str], what: str, measures: Mapping[str, str]) -> Figure | None:
@@ -205,7 +210,7 @@ def _groups(pairs: list[tuple[float, float, int]]) -> Iterator[list[tuple[float,
 
 
 def _durations(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
-    known = [any(not math.isnan(value) for value in run.columns["seconds"]) for run in runs]
+    known = [_seconds_of_results(run) for run in runs]
     if not any(known):
         return None
     views = []
@@ -229,11 +234,7 @@ def _durations(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
             "yaxis": {"type": "category", "visible": len(runs) > 1},
         }
         views.append(View("by part", data, {**axes, "barmode": "stack", "legend": {"traceorder": "normal"}}))
-    boxes = [
-        _box([value for value in run.columns["seconds"] if not math.isnan(value)], name, at)
-        for at, (run, name) in enumerate(zip(runs, names, strict=True))
-        if known[at]
-    ]
+    boxes = [_box(values, name, at) for at, (values, name) in enumerate(zip(known, names, strict=True)) if values]
     box_axes = {
         "xaxis": {"title": {"text": "seconds per rollout"}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "visible": len(runs) > 1},
@@ -241,6 +242,11 @@ def _durations(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     views.append(View("spread", boxes, {**box_axes, "showlegend": False}))
     caption = "Where a rollout's time goes." if any(by_part) else "How long rollouts took; their agent tells no parts."
     return Figure("durations", "Durations", f"{caption} The box holds the middle half, its whiskers 5 to 95 %.", views)
+
+
+def _seconds_of_results(run: Run) -> list[float]:
+    told = zip(run.columns["seconds"], run.failure, strict=True)
+    return [value for value, failure in told if failure is None and not math.isnan(value)]
 
 
 def _mean_parts(run: Run) -> dict[str, float]:
@@ -351,7 +357,10 @@ def _differences(comparison: Comparison) -> Figure | None:
     return Figure("differences", "Change by task", caption, [View("tasks", data, axes)])
 
 
-def names_of(runs: Iterable[Run]) -> list[str]:
+def names_of(files: Sequence[str]) -> list[str]:
     """Return what runs are called: by their file alone, or A and B with it."""
-    files = [run.path.name for run in runs]
-    return files if len(files) == 1 else [f"{letter} · {short(file)}" for letter, file in zip("AB", files, strict=True)]
+    return (
+        list(files)
+        if len(files) == 1
+        else [f"{letter} · {short(file)}" for letter, file in zip("AB", files, strict=True)]
+    )

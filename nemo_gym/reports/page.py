@@ -55,8 +55,8 @@ def page(facts: dict[str, Any], blocks: Iterable[bytes], title: str) -> Iterator
     )
     filled = (
         head.replace("{policy}", policy)
-        .replace("{title}", html.escape(title))
         .replace("{style}", _static("report.css"))
+        .replace("{title}", html.escape(title))
     )
     yield MARK + filled.encode("utf-8", "replace")  # a file's name may be no text
     yield _data("facts", packed(to_json(facts)))

@@ -17,6 +17,7 @@ import orjson
 from nemo_gym.errors import DatasetError
 
 _BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ def _parse(number: int, text: bytes, *, cut_off: bool) -> Line:
         try:
             value = json.loads(text, parse_constant=str)
         except (ValueError, RecursionError):
+            if text.startswith(_GZIP):
+                return Line(number, None, "compressed (unpack it with gunzip)")
             return Line(number, None, "cut off in mid-write" if cut_off else f"invalid JSON ({error.msg})")
     if not isinstance(value, dict):
         return Line(number, None, "JSON that is no object")

@@ -10,17 +10,17 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from nemo_gym import __version__
-from nemo_gym.errors import NemoGymError, UsageError
+from nemo_gym.errors import DatasetError, NemoGymError, UsageError
 from nemo_gym.metrics import expected_best_of_k, reported_ks
 from nemo_gym.reports.blocks import BlockStore
 from nemo_gym.reports.comparison import FEW_TASKS, Comparison, PairBy, compare, run_intervals
 from nemo_gym.reports.figures import all_figures, names_of
 from nemo_gym.reports.page import check_replaceable, page, write_page
-from nemo_gym.reports.runs import Run, Task, read_run
+from nemo_gym.reports.runs import Run, Task, read_run, shown_names
 from nemo_gym.reward_profile import PASS_THRESHOLD
 from nemo_gym.rollouts.record import RolloutFiles
 
@@ -45,11 +45,20 @@ class WrittenReport:
 
 
 def default_output(rollouts: Sequence[Path]) -> Path:
-    """Return where a report is written unless it is said: beside the first rollouts file, named after it."""
+    """Return where a report is written unless it is said: beside the first rollouts file, named after it.
+
+    Raises:
+        DatasetError: A rollouts file is a folder.
+        UsageError: The first is a device or a pipe.
+    """
+    _check_no_folder(rollouts)
     first = rollouts[0]
+    if first.exists() and not first.is_file():
+        raise UsageError(f"{first} is no file that a report could stand beside; say where with --output")
     if len(rollouts) == 1:
         return first.with_name(f"{first.stem}_report.html")
-    return first.with_name(f"{first.stem}_and_{rollouts[1].stem}_report.html")
+    other = PurePath(shown_names(rollouts)[1]).with_suffix("").as_posix().replace("/", "_")
+    return first.with_name(f"{first.stem}_and_{other}_report.html")
 
 
 def write_report(
@@ -69,26 +78,33 @@ def write_report(
 
     Raises:
         DatasetError: A rollouts file can't be read, is none, or is empty.
-        UsageError: The output is one of the inputs, or something else that is no report.
+        UsageError: The output is one of the inputs or something else that is no report, or the threshold is no number.
         NemoGymError: The page can't be written.
     """
+    if not math.isfinite(pass_threshold):
+        raise UsageError(f"--pass-threshold {pass_threshold}: expected a number")
+    _check_no_folder(rollouts)
     _check_inputs_stay(rollouts, output)
     check_replaceable(output)
     try:
         with BlockStore(output.parent) as store:
             runs = [read_run(path, pass_threshold, store.add) for path in rollouts]
             comparison = compare(runs[0], runs[1], pair_by) if len(runs) == 2 else None
-            names = names_of(runs)
-            title = " and ".join(run.path.name for run in runs)
+            files = shown_names(rollouts)
+            names = names_of(files)
+            single = comparison is None
             facts = {
                 "version": __version__,
                 "threshold": pass_threshold,
                 "few_tasks": FEW_TASKS,
-                "runs": [_run_facts(run, name) for run, name in zip(runs, names, strict=True)],
+                "runs": [
+                    _run_facts(run, file, name, with_figures=single)
+                    for run, file, name in zip(runs, files, names, strict=True)
+                ],
                 "figures": [asdict(figure) for figure in all_figures(runs, names, comparison)],
                 "comparison": _comparison_facts(comparison) if comparison else None,
             }
-            write_page(output, page(facts, store.read(), title))
+            write_page(output, page(facts, store.read(), " and ".join(files)))
     except OSError as error:
         raise NemoGymError(f"can't write {output}: {error.strerror}") from error
     return WrittenReport(
@@ -100,6 +116,17 @@ def write_report(
     )
 
 
+def _check_no_folder(rollouts: Iterable[Path]) -> None:
+    for path in rollouts:
+        try:
+            if path.is_dir():
+                inside = path / "rollouts.jsonl"
+                example = f", such as {inside}" if inside.is_file() else ""
+                raise DatasetError(f"{path} is a folder; expected a rollouts file{example}")
+        except OSError as error:
+            raise DatasetError(f"can't read {path}: {error.strerror}") from error
+
+
 def _check_inputs_stay(rollouts: Iterable[Path], output: Path) -> None:
     for path in rollouts:
         beside = RolloutFiles(path)
@@ -109,7 +136,8 @@ def _check_inputs_stay(rollouts: Iterable[Path], output: Path) -> None:
                     raise UsageError(f"{output} is what the report is made from; choose another --output")
 
 
-def _run_facts(run: Run, name: str) -> dict[str, Any]:
+def _run_facts(run: Run, file: str, name: str, *, with_figures: bool) -> dict[str, Any]:
+    """Return what the page knows of a run; its own figures only where it is not compared, for then they show others."""
     tasks = run.tasks
     position = {task.index: at for at, task in enumerate(tasks)}
     kinds = {kind: at for at, kind in enumerate(run.failures)}
@@ -117,7 +145,7 @@ def _run_facts(run: Run, name: str) -> dict[str, Any]:
     record = run.record
     return {
         "name": name,
-        "file": run.path.name,
+        "file": file,
         "notices": run.notices,
         "made": {
             "agent": record.agent,
@@ -127,8 +155,8 @@ def _run_facts(run: Run, name: str) -> dict[str, Any]:
         }
         if record
         else None,
-        "intervals": {measure: asdict(interval) for measure, interval in run_intervals(run).items()},
-        "pass_at_k": _pass_at_k(run, tasks),
+        "intervals": {name: asdict(interval) for name, interval in run_intervals(run).items()} if with_figures else {},
+        "pass_at_k": _pass_at_k(run, tasks) if with_figures else [],
         "failures": dict(run.failures.most_common()),
         "kinds": list(kinds),
         "agents": list(agents),

@@ -6,14 +6,14 @@ import math
 import statistics
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from nemo_gym.errors import DatasetError
 from nemo_gym.global_config import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
-from nemo_gym.reports.facts import PARTS, Facts, failure_facts, result_facts, slimmed
+from nemo_gym.reports.facts import LARGEST_EXACT, PARTS, Facts, failure_facts, result_facts, slimmed
 from nemo_gym.reports.reading import read_lines
 from nemo_gym.rollouts.attempts import NG_FAILURE_CLASS_KEY
 from nemo_gym.rollouts.io import ROW_DIGEST_KEY
@@ -44,7 +44,8 @@ class Task:
         label: The row's own name, or "".
         text: What was asked, on one line.
         digest: What identifies the row's content, or "".
-        places: Its rollouts with a reward, as places in the run's columns.
+        results: Its rollouts with a result, as places in the run's columns.
+        places: Those of them that have a reward.
         failed: Rollouts without result.
     """
 
@@ -52,6 +53,7 @@ class Task:
     label: str = ""
     text: str = ""
     digest: str = ""
+    results: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     failed: int = 0
 
@@ -62,6 +64,9 @@ class Run:
     Args:
         path: The rollouts file.
         pass_threshold: The reward from which on a rollout has passed.
+
+    Attributes:
+        mixed: The tasks whose rollouts are of rows with different content.
     """
 
     def __init__(self, path: Path, pass_threshold: float) -> None:
@@ -79,8 +84,10 @@ class Run:
         self.answers: list[str] = []
         self.notices: list[str] = []
         self.record: RunRecord | None = None
+        self.mixed: set[int] = set()
         self._tasks: dict[int, Task] = {}
         self._unindexed = 0
+        self._in_task: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self.task_of)
@@ -101,9 +108,9 @@ class Run:
         return Counter(failure for failure in self.failure if failure is not None)
 
     def mean(self, task: Task, measure: str) -> float:
-        """Return the mean of a measure over a task's scored rollouts; NaN where none has it."""
+        """Return the mean of a measure over a task's rollouts; NaN where none has it."""
         column = self.columns[measure]
-        values = [column[place] for place in task.places if not math.isnan(column[place])]
+        values = [column[place] for place in task.results if not math.isnan(column[place])]
         return statistics.fmean(values) if values else math.nan
 
     def passes(self, task: Task) -> int:
@@ -113,25 +120,31 @@ class Run:
 
     def add(self, record: dict[str, Any], line: int, facts: Facts, failure: str | None, at: tuple[int, int]) -> None:
         """Add a rollout, or with `failure` one that has no result."""
-        index = record.get(TASK_INDEX_KEY_NAME)
-        if type(index) is not int:
+        index = _index(record, TASK_INDEX_KEY_NAME)
+        if index is None:
             self._unindexed += 1
             index = -self._unindexed
         task = self._tasks.setdefault(index, Task(index))
         task.label = task.label or facts.label
         task.text = task.text or facts.task_text
-        task.digest = task.digest or _text(record.get(ROW_DIGEST_KEY))
+        digest = _text(record.get(ROW_DIGEST_KEY))
+        if task.digest and digest and digest != task.digest:
+            self.mixed.add(index)
+        task.digest = task.digest or digest
         if failure is not None:
             task.failed += 1
-        elif not math.isnan(facts.reward):
-            task.places.append(len(self))
+        else:
+            task.results.append(len(self))
+            if not math.isnan(facts.reward):
+                task.places.append(len(self))
         for name, column in self.columns.items():
             column.append(getattr(facts, name))
         for part, column in self.parts.items():
             column.append(facts.parts.get(part, math.nan))
-        rollout = record.get(ROLLOUT_INDEX_KEY_NAME)
+        rollout = _index(record, ROLLOUT_INDEX_KEY_NAME)
         self.task_of.append(index)
-        self.rollout_index.append(rollout if type(rollout) is int else 0)
+        self.rollout_index.append(self._in_task[index] if rollout is None else rollout)
+        self._in_task[index] += 1
         self.line.append(line)
         self.block.append(at[0])
         self.place.append(at[1])
@@ -163,7 +176,9 @@ def read_run(path: Path, pass_threshold: float, store: Store) -> Run:
         raise DatasetError(
             f"{path}: no line looks like a rollout: none has a reward, a response or responses_create_params"
         )
-    _read_failures(run, store)
+    done = set(zip(run.task_of, run.rollout_index, strict=True))
+    run.notices.extend(_doubts(run, len(run) - len(done)))
+    _read_failures(run, done, store)
     if not len(run):
         raise DatasetError(f"{path} has no rollouts: the file is empty")
     unscored = len(run) - run.scored - sum(run.failures.values())
@@ -174,11 +189,23 @@ def read_run(path: Path, pass_threshold: float, store: Store) -> Run:
     return run
 
 
-def _read_failures(run: Run, store: Store) -> None:
+def _doubts(run: Run, repeated: int) -> Iterator[str]:
+    """Tell what makes figures of a run other than they seem."""
+    if repeated:
+        lines = "1 line holds" if repeated == 1 else f"{repeated:,} lines hold"
+        yield f"{lines} a rollout that another line holds too (the same row and number); all count"
+    if run.mixed:
+        tasks = "1 task has" if len(run.mixed) == 1 else f"{len(run.mixed):,} tasks have"
+        yield (
+            f"{tasks} rollouts of different rows under one number, the first is task {min(run.mixed)}: "
+            "this file was put together from several, and its tasks are mixed"
+        )
+
+
+def _read_failures(run: Run, done: set[tuple[int, int]], store: Store) -> None:
     path = RolloutFiles(run.path).failures
     if not path.exists():
         return
-    done = set(zip(run.task_of, run.rollout_index, strict=True))
     try:
         # Of a rollout that failed in several runs the last failure counts.
         kept = {_identity(record, number): number for number, record in _records(path, [])}
@@ -207,6 +234,16 @@ def _records(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, An
         notices.append(f"{path.name}: left out what can't be read: {', '.join(bad)}{more}")
 
 
+def shown_names(paths: Sequence[Path]) -> list[str]:
+    """Return what files are called: their name, with as many folders as tell files of one name apart."""
+    whole = [path.absolute().parts for path in paths]
+    for length in range(1, max(map(len, whole))):
+        names = ["/".join(parts[-length:]) for parts in whole]
+        if len(set(names)) == len(set(whole)):
+            return names
+    return [str(path) for path in paths]
+
+
 def _looks_like_rollouts(run: Run) -> bool:
     return (
         run.scored > 0
@@ -217,8 +254,14 @@ def _looks_like_rollouts(run: Run) -> bool:
 
 def _identity(record: dict[str, Any], line: int) -> tuple[int, int]:
     """Return which rollout a failure is of; one that does not tell is of its own."""
-    task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
-    return (task, rollout) if type(task) is int and type(rollout) is int else (-line, -1)
+    task, rollout = _index(record, TASK_INDEX_KEY_NAME), _index(record, ROLLOUT_INDEX_KEY_NAME)
+    return (-line, -1) if task is None or rollout is None else (task, rollout)
+
+
+def _index(record: dict[str, Any], key: str) -> int | None:
+    """Return the number of a row or a rollout; None where there is none, or one that a browser would round."""
+    index = record.get(key)
+    return index if type(index) is int and 0 <= index <= LARGEST_EXACT else None
 
 
 def _agent(record: dict[str, Any]) -> str:

@@ -16,12 +16,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import aiohttp
 import orjson
 
-from nemo_gym.global_config import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+from nemo_gym.global_config import (
+    ATTEMPT_INDEX_KEY_NAME,
+    ROLLOUT_INDEX_KEY_NAME,
+    ROLLOUT_SECONDS_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+)
+from nemo_gym.logs import rollout_id
+from nemo_gym.server.tracing import NO_TRACING
 from nemo_gym.server_utils import ServerClient
 
 NG_FAILURE_CLASS_KEY: Final = "_ng_failure_class"
@@ -32,6 +39,11 @@ NG_TERMINAL_KEY: Final = "_ng_terminal"
 
 NG_NO_PERSIST_KEY: Final = "_ng_no_persist"
 """In a reply of `/run`: true when it must not stand among the results."""
+
+SESSION_LOST: Final = "session_lost"
+"""The class of the failure of a rollout whose session is gone."""
+
+RunAgainHandler: TypeAlias = Callable[[int, str, str], None]
 
 TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
 SESSION_LOST_STATUS: Final = 410
@@ -56,6 +68,11 @@ class Rollout:
     rollout_index: int
     agent: str
     row: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """How logs and traces name it."""
+        return f"{self.task_index}-{self.rollout_index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,7 @@ async def run_rollout(
     client: ServerClient,
     rollout: Rollout,
     limits: AttemptLimits,
-    on_run_again: Callable[[int, str], None],
+    on_run_again: RunAgainHandler,
 ) -> RolloutResult | RolloutFailure:
     """Make one rollout.
 
@@ -130,7 +147,8 @@ async def run_rollout(
         client: Knows the agent.
         rollout: What to run.
         limits: How long and how often it is tried.
-        on_run_again: Called with the index of the attempt that is about to begin and what became of the last.
+        on_run_again: Called with the index of the attempt that is about to begin, the class of the trouble that ended
+            the last, and the reason in a sentence.
 
     Raises:
         AgentUnreachableError: No connection to the agent could be made.
@@ -139,10 +157,18 @@ async def run_rollout(
     allowed = {_Again.NEVER: 1, _Again.SESSION: limits.max_session_attempts, _Again.TRANSIENT: limits.max_attempts}
     troubles: Counter[_Again] = Counter()
     attempt_index = 0
+    tracing = client.tracing or NO_TRACING
     first_began = time.monotonic()
     while True:
         began = time.monotonic()
-        outcome = await _attempt(client, rollout, attempt_index, limits)
+        named = rollout_id.set(rollout.name)  # for the servers' logs
+        try:
+            with tracing.attempt(attempt_index) as traced:
+                outcome = await _attempt(client, rollout, attempt_index, limits)
+                if isinstance(outcome, _Trouble):
+                    traced.failed(outcome.failure_class)
+        finally:
+            rollout_id.reset(named)
         now = time.monotonic()
         if not isinstance(outcome, _Trouble):
             return RolloutResult(outcome, float(outcome["reward"]), attempt_index, now - began)
@@ -157,7 +183,7 @@ async def run_rollout(
                 duration_s=now - first_began,
                 reply=outcome.reply,
             )
-        on_run_again(attempt_index, outcome.reason)
+        on_run_again(attempt_index, outcome.failure_class, outcome.reason)
         await asyncio.sleep(_backoff_s(troubles[outcome.again]))
 
 
@@ -190,6 +216,7 @@ async def _attempt(
         ROLLOUT_INDEX_KEY_NAME: rollout.rollout_index,
         ATTEMPT_INDEX_KEY_NAME: attempt_index,
     }
+    request.pop(ROLLOUT_SECONDS_KEY_NAME, None)  # of a row that was a result; an agent that echoes rows would tell it
     agent = f"agent '{rollout.agent}'"
     try:
         body = orjson.dumps(request)
@@ -222,7 +249,7 @@ async def _attempt(
 
 def _judge(status: int, body: bytes, agent: str) -> dict[str, Any] | _Trouble:
     if status == SESSION_LOST_STATUS:
-        return _Trouble("session_lost", f"{agent} lost its session: {_detail(body)}", _Again.SESSION, status)
+        return _Trouble(SESSION_LOST, f"{agent} lost its session: {_detail(body)}", _Again.SESSION, status)
     if not 200 <= status < 300:
         again = _Again.TRANSIENT if status in TRANSIENT_STATUSES else _Again.NEVER
         return _Trouble("http_error", f"{agent} answered {status}: {_detail(body)}", again, status)

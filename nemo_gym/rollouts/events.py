@@ -37,12 +37,14 @@ class RolloutRunAgain:
         rollout_index: Which of the row's rollouts.
         attempt_index: The attempt that begins, from 1.
         reason: What became of the one before.
+        failure_class: The same in one word, as for a failure; `session_lost` where its session is gone.
     """
 
     task_index: int
     rollout_index: int
     attempt_index: int
     reason: str
+    failure_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

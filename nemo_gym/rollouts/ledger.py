@@ -18,9 +18,10 @@ from nemo_gym.global_config import (
     AGENT_REF_KEY_NAME,
     ATTEMPT_INDEX_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
+    ROLLOUT_SECONDS_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
-from nemo_gym.rollouts.attempts import NG_FAILURE_CLASS_KEY, RolloutFailure, RolloutResult
+from nemo_gym.rollouts.attempts import NG_FAILURE_CLASS_KEY, SESSION_LOST, RolloutFailure, RolloutResult
 from nemo_gym.rollouts.events import EventHandler, RolloutFailed, RolloutFinished, RolloutRunAgain
 from nemo_gym.rollouts.io import (
     DURATION_KEY,
@@ -43,6 +44,7 @@ class CollectionSummary:
         finished: How many this run finished.
         failed: How many failed in this run.
         run_again: Attempts that this run made anew.
+        lost_sessions: How many of these because their session was lost.
         duration_s: How long this run has lasted, in seconds.
     """
 
@@ -51,6 +53,7 @@ class CollectionSummary:
     finished: int = 0
     failed: int = 0
     run_again: int = 0
+    lost_sessions: int = 0
     duration_s: float = 0.0
 
     @property
@@ -82,7 +85,7 @@ class Ledger:
         self._on_event = on_event
         self._already_done = len(rollouts)
         self._failed = 0
-        self._run_again = 0
+        self._run_again = self._lost_sessions = 0
         self._began = time.monotonic()
 
     def statistics(self) -> CollectionSummary:
@@ -93,6 +96,7 @@ class Ledger:
             finished=len(self.rollouts) - self._already_done,
             failed=self._failed,
             run_again=self._run_again,
+            lost_sessions=self._lost_sessions,
             duration_s=time.monotonic() - self._began,
         )
 
@@ -118,6 +122,7 @@ class Ledger:
             ROLLOUT_INDEX_KEY_NAME: rollout_index,
             ATTEMPT_INDEX_KEY_NAME: result.attempt_index,
             DURATION_KEY: round(result.duration_s, 4),
+            ROLLOUT_SECONDS_KEY_NAME: _seconds_by_part(result),
             ROW_DIGEST_KEY: format_digest(row.digest),
         }
         try:
@@ -176,10 +181,21 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"can't write {self._failures.path}: {error.strerror}") from error
 
-    def add_run_again(self, row: InputRow, rollout_index: int, attempt_index: int, reason: str) -> None:
+    def add_run_again(
+        self, row: InputRow, rollout_index: int, attempt_index: int, failure_class: str, reason: str
+    ) -> None:
         """Count an attempt that is made anew."""
         self._run_again += 1
-        self._on_event(RolloutRunAgain(row.task_index, rollout_index, attempt_index, reason))
+        self._lost_sessions += failure_class == SESSION_LOST
+        self._on_event(RolloutRunAgain(row.task_index, rollout_index, attempt_index, reason, failure_class))
+
+
+def _seconds_by_part(result: RolloutResult) -> dict[str, Any]:
+    """Return where the time of an attempt went, as far as the agent tells, and the whole of it."""
+    told = result.reply.get(ROLLOUT_SECONDS_KEY_NAME)
+    parts = told.items() if isinstance(told, dict) else ()
+    seconds = {name: value for name, value in parts if type(value) in (float, int)}
+    return {**seconds, "total": round(result.duration_s, 4)}
 
 
 def _writable(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -236,6 +252,11 @@ class AgentChoice:
             raise UsageError(f"the row's {AGENT_REF_KEY_NAME} has no name")
         self._check(name, self._agents)
         return name
+
+    @property
+    def name(self) -> str:
+        """The agent of every row; empty where each row has to name its own."""
+        return self._asked or self._only or ""
 
     @staticmethod
     def _check(name: str, agents: list[str]) -> None:

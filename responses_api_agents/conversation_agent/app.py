@@ -210,11 +210,9 @@ class ConversationAgent(SimpleAgent):
         sent = self._cookies_of(request)
         state = State(resources=sent.resources, model=sent.model, params=body.responses_create_params)
         row = body.model_dump(mode="json", exclude_unset=True)
-        await self._ask_resources_server("/seed_session", row, state)
+        await self._seed(row, state)
         response = await self._play([body.responses_create_params.input, *body.turns], state)
-        trajectory = response.model_dump(mode="json", exclude_unset=True)
-        verdict = await self._ask_resources_server("/verify", {**row, "response": trajectory}, state)
-        return SimpleAgentVerifyResponse.model_validate({**row, **verdict})
+        return await self._verify(row, response, state)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], cookies: RolloutCookies) -> str:
         """Run `remember` here, and any other tool at the resources server."""

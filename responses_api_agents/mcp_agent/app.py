@@ -102,11 +102,12 @@ class McpAgent(SimpleAgent):
         """Connect to the session's tools, and go through the loop with them."""
         access = self._access(seeded)
         url = self.server_client.url_of(self.config.resources_server.name) + access.url_path
-        async with open_tools(url, access.headers) as tools:
+        async with open_tools(url, {**access.headers, **self.server_client.context_headers()}) as tools:
             names = {tool.name: self._offered_name(access.server_name, tool.name) for tool in tools.listed}
             rollout = McpRollout(
                 resources=cookies.resources,
                 model=cookies.model,
+                seconds=cookies.seconds,
                 tools=tools,
                 own_names={offered: own for own, offered in names.items()},
                 url=url,

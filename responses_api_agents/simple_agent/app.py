@@ -17,8 +17,10 @@ What becomes of trouble on the way:
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -29,6 +31,7 @@ from pydantic import ConfigDict, Field
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse, is_tool_name
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
+from nemo_gym.global_config import ROLLOUT_SECONDS_KEY_NAME
 from nemo_gym.openai_utils import (
     NeMoGymEasyInputMessage,
     NeMoGymFunctionCallOutput,
@@ -77,12 +80,36 @@ class SimpleAgentVerifyResponse(BaseVerifyResponse):
     model_config = ConfigDict(extra="allow")
 
 
+@dataclass(slots=True)
+class RolloutSeconds:
+    """Where the time of one rollout went, in seconds: waiting for the model, the tools, the seed and the verifier."""
+
+    model: float = 0.0
+    tools: float = 0.0
+    seed: float = 0.0
+    verify: float = 0.0
+
+    @contextmanager
+    def spent_on(self, part: str) -> Iterator[None]:
+        """Add what a block takes to a part."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + time.perf_counter() - began)
+
+    def to_json(self) -> dict[str, float]:
+        """Return them as they stand in a reply of `/run`."""
+        return {part: round(seconds, 4) for part, seconds in asdict(self).items()}
+
+
 @dataclass
 class RolloutCookies:
-    """The cookies of one rollout, as each server set them: they hold its session there."""
+    """The cookies of one rollout, as each server set them: they hold its session there. And the time it has taken."""
 
     resources: dict[str, str] = field(default_factory=dict)
     model: dict[str, str] = field(default_factory=dict)
+    seconds: RolloutSeconds = field(default_factory=RolloutSeconds)
 
 
 class SimpleAgent(SimpleResponsesAPIAgent):
@@ -94,11 +121,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         """Run one rollout of a row: seed, respond, verify; the reply is the row with what the verifier answered."""
         cookies = self._cookies_of(request)
         row = body.model_dump(mode="json", exclude_unset=True)
-        seeded = await self._ask_resources_server("/seed_session", row, cookies)
+        seeded = await self._seed(row, cookies)
         response = await self.respond_in_session(body.responses_create_params, cookies, seeded)
-        trajectory = response.model_dump(mode="json", exclude_unset=True)
-        verdict = await self._ask_resources_server("/verify", {**row, "response": trajectory}, cookies)
-        return SimpleAgentVerifyResponse.model_validate({**row, **verdict})
+        return await self._verify(row, response, cookies)
 
     async def responses(  # type: ignore[override]
         self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming
@@ -158,19 +183,32 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 cut = {"status": "incomplete", "incomplete_details": NeMoGymIncompleteDetails(reason=MAX_STEPS_REASON)}
                 return reply.model_copy(update={"output": trajectory, "usage": usage, **cut})
 
+    async def _seed(self, row: Mapping[str, Any], cookies: RolloutCookies) -> Any:
+        with cookies.seconds.spent_on("seed"):
+            return await self._ask_resources_server("/seed_session", row, cookies)
+
+    async def _verify(
+        self, row: Mapping[str, Any], response: NeMoGymResponse, cookies: RolloutCookies
+    ) -> SimpleAgentVerifyResponse:
+        trajectory = response.model_dump(mode="json", exclude_unset=True)
+        with cookies.seconds.spent_on("verify"):
+            verdict = await self._ask_resources_server("/verify", {**row, "response": trajectory}, cookies)
+        seconds = {ROLLOUT_SECONDS_KEY_NAME: cookies.seconds.to_json()}
+        return SimpleAgentVerifyResponse.model_validate({**row, **verdict, **seconds})
+
     async def _ask_model(
         self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: RolloutCookies
     ) -> NeMoGymResponse:
         name = self.config.model_server.name
-        response = await self.server_client.post(
-            server_name=name,
-            url_path="/v1/responses",
-            json=params.model_dump(mode="json", exclude_unset=True),
-            cookies=cookies.model,
-        )
-        await raise_for_status(response)
-        _keep_cookies(response, cookies.model)
-        reply = NeMoGymResponse.model_validate(await get_response_json(response))
+        asked = params.model_dump(mode="json", exclude_unset=True)
+        with cookies.seconds.spent_on("model"):
+            response = await self.server_client.post(
+                server_name=name, url_path="/v1/responses", json=asked, cookies=cookies.model
+            )
+            await raise_for_status(response)
+            _keep_cookies(response, cookies.model)
+            answered = await get_response_json(response)
+        reply = NeMoGymResponse.model_validate(answered)
         if reply.error is not None:
             raise HTTPException(HTTPStatus.BAD_GATEWAY, f"model server '{name}' failed: {reply.error.message}")
         return reply
@@ -194,7 +232,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         if problem is not None or isinstance(arguments, str):
             output = json.dumps({"error": problem or arguments})
         else:
-            output = await self.call_tool(call.name, arguments, cookies)
+            with cookies.seconds.spent_on("tools"):
+                output = await self.call_tool(call.name, arguments, cookies)
         return NeMoGymFunctionCallOutput(call_id=call.call_id, output=output)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], cookies: RolloutCookies) -> str:

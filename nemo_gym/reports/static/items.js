@@ -1,15 +1,17 @@
 // The items of a Responses API conversation. What has no shape of its own here is shown as JSON, so nothing is hidden.
 
 const OUTPUT_END = "_output";
+const FIELDS_NAMED = 12;
 const HIDDEN_FIELDS = new Set(["type", "id", "call_id", "status", "object", "role"]);
 
+const isEmpty = (value) => value === null || value === undefined || value === "" || (Array.isArray(value) && !value.length);
+
 function restOf(value, shown) {
-  const rest = {};
-  for (const [name, part] of Object.entries(value)) {
-    const empty = part === null || (Array.isArray(part) && !part.length);
-    if (!shown.has(name) && !HIDDEN_FIELDS.has(name) && !empty) rest[name] = part;
-  }
-  return Object.keys(rest).length ? folded(`More fields: ${Object.keys(rest).join(", ")}`, () => jsonBlock(rest)) : null;
+  const rest = Object.entries(value).filter(([name, part]) => !shown.has(name) && !HIDDEN_FIELDS.has(name) && !isEmpty(part));
+  // Not by assignment: a field may be called `__proto__`.
+  const named = rest.slice(0, FIELDS_NAMED).map(([name]) => name).join(", ");
+  const more = rest.length > FIELDS_NAMED ? ` and ${count(rest.length - FIELDS_NAMED)} more` : "";
+  return rest.length ? folded(`More fields: ${named}${more}`, () => jsonBlock(Object.fromEntries(rest))) : null;
 }
 
 function contentPart(part) {
@@ -21,13 +23,13 @@ function contentPart(part) {
   if (typeof part.refusal === "string") pieces.push(el("p", { class: "label" }, "refusal"), textBlock(part.refusal));
   const image = typeof part.image_url === "string" ? part.image_url : part.image_url?.url;
   if (typeof image === "string") pieces.push(imageOrText(image));
-  if (!pieces.length) return el("div", {}, el("p", { class: "label" }, String(part.type ?? "part")), jsonBlock(part));
+  if (!pieces.length) return el("div", {}, el("p", { class: "label" }, textOf(part.type ?? "part")), jsonBlock(part));
   return el("div", {}, pieces, restOf(part, known));
 }
 
 function content(value) {
   if (typeof value === "string") return [value ? textBlock(value) : el("p", { class: "quiet" }, "(empty)")];
-  if (Array.isArray(value)) return value.length ? value.map(contentPart) : [el("p", { class: "quiet" }, "(empty)")];
+  if (Array.isArray(value)) return value.length ? batches(value, contentPart, "part") : [el("p", { class: "quiet" }, "(empty)")];
   return value === null || value === undefined ? [] : [jsonBlock(value)];
 }
 
@@ -35,8 +37,8 @@ function content(value) {
 function resultContent(value) {
   if (typeof value === "string") return [value ? codeBlock(value) : el("p", { class: "quiet" }, "(empty)")];
   if (Array.isArray(value)) {
-    return value.map((part) => (typeof part?.text === "string" ? el("div", {}, codeBlock(part.text), restOf(part, new Set(["text"])))
-      : contentPart(part)));
+    return batches(value, (part) => (typeof part?.text === "string" ? el("div", {}, codeBlock(part.text), restOf(part, new Set(["text"])))
+      : contentPart(part)), "part");
   }
   return value === null || value === undefined ? [] : [jsonBlock(value)];
 }
@@ -47,7 +49,7 @@ function labelled(item, fields) {
   const pieces = [];
   for (const name of fields) {
     const given = item[name];
-    if (given === null || given === undefined || (Array.isArray(given) && !given.length)) continue;
+    if (isEmpty(given)) continue;
     if (pieces.length || name === "error") pieces.push(el("p", { class: "label" }, name.replaceAll("_", " ")));
     pieces.push(value(given));
   }
@@ -67,13 +69,15 @@ const messageItem = (item) => {
 
 const reasoningItem = (item) => {
   const pieces = [];
-  if (item.summary?.length) pieces.push(el("p", { class: "label" }, "summary"), ...content(item.summary));
-  if (item.content?.length) pieces.push(...content(item.content));
+  const shown = new Set(["summary", "content"]);
+  if (!isEmpty(item.summary)) pieces.push(el("p", { class: "label" }, "summary"), ...content(item.summary));
+  if (!isEmpty(item.content)) pieces.push(...content(item.content));
   if (typeof item.encrypted_content === "string") {
+    shown.add("encrypted_content");
     pieces.push(el("p", { class: "quiet" }, `encrypted, ${count(item.encrypted_content.length)} characters`));
   }
   if (!pieces.length) pieces.push(el("p", { class: "quiet" }, "(empty)"));
-  return card("reasoning", "reasoning", [], [...pieces, restOf(item, new Set(["summary", "content", "encrypted_content"]))]);
+  return card("reasoning", "reasoning", [], [...pieces, restOf(item, shown)]);
 };
 
 // Of a call or its result: the fields that say what it is about, in the order of reading.
@@ -96,7 +100,7 @@ const FIELDS = {
 
 function callItem(item) {
   const fields = FIELDS[item.type] ?? ["arguments", "input", "code", "action", "queries"];
-  const name = [item.server_label, item.namespace, item.name].filter((part) => typeof part === "string").join(".");
+  const name = [item.server_label, item.namespace, item.name].filter((part) => !isEmpty(part)).map(textOf).join(".");
   const chips = [chip(item.type === "function_call" ? "call" : item.type)];
   if (typeof item.status === "string" && item.status !== "completed") chips.push(chip(item.status, "warn"));
   const shown = new Set([...fields, "name", "server_label", "namespace"]);
@@ -106,7 +110,7 @@ function callItem(item) {
 function outputItem(item, names) {
   const name = names.get(item.call_id);
   const chips = [chip(item.type === "function_call_output" ? "result" : item.type)];
-  if (item.call_id !== undefined && name === undefined) chips.push(chip("of no call", "warn", String(item.call_id)));
+  if (item.call_id !== undefined && name === undefined) chips.push(chip("of no call", "warn", textOf(item.call_id)));
   const shown = new Set(["output"]);
   const screenshot = item.output?.image_url;
   const body = typeof screenshot === "string" ? [imageOrText(screenshot)] : resultContent(item.output);
@@ -115,7 +119,7 @@ function outputItem(item, names) {
 
 function imageItem(item) {
   const image = typeof item.result === "string" ? `data:image/png;base64,${item.result}` : null;
-  return card("call", "image generation", [chip(item.type)], [image ? imageOrText(image) : null, restOf(item, new Set(["result"]))]);
+  return card("call", "image generation", [chip(item.type)], [image ? imageOrText(image) : null, restOf(item, new Set(image ? ["result"] : []))]);
 }
 
 function unknownItem(item) {
@@ -140,7 +144,7 @@ function callNames(items) {
   const names = new Map();
   for (const item of items) {
     if (item?.call_id !== undefined && typeof item.type === "string" && !item.type.endsWith(OUTPUT_END)) {
-      names.set(item.call_id, typeof item.name === "string" ? item.name : item.type);
+      names.set(item.call_id, isEmpty(item.name) ? item.type : textOf(item.name));
     }
   }
   return names;

@@ -53,6 +53,18 @@ class VirtualList {
   }
 }
 
+// The place that is some steps from another, or the first where there is no other.
+const stepped = (length, position, by) => (position < 0 && by < Infinity ? 0 : Math.min(length - 1, Math.max(0, position + by)));
+
+// Where a key leads in a list; null for a key that leads nowhere.
+function steppedBy(event, list, position) {
+  const page = Math.max(1, Math.floor(list.root.clientHeight / list.height) - 1);
+  const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+  if (!Object.hasOwn(steps, event.key) || !list.rows.length) return null;
+  event.preventDefault();
+  return stepped(list.rows.length, position, steps[event.key]);
+}
+
 // The list of rollouts with its search and filters.
 class RolloutList {
   constructor(rows, runs, open) {
@@ -85,30 +97,25 @@ class RolloutList {
     fields.agent.hidden = agents.length < 2;
     fields.side.hidden = this.runs < 2;
     this.chosen = el("button", { type: "button", class: "chosen", hidden: true, on: { click: () => this.ofTask(null) } });
+    const clear = el("button", { type: "button", on: { click: () => this.reset() } }, "Clear");
     at("filters").append(fields.query, fields.task, fields.outcome, fields.kind, fields.agent, fields.side, fields.least, fields.most,
-      fields.order, this.chosen, el("button", { type: "reset" }, "Clear"));
+      fields.order, this.chosen, clear);
     at("filters").addEventListener("submit", (event) => event.preventDefault());
-    at("filters").addEventListener("reset", () => setTimeout(() => this.clear()));
     at("filters").addEventListener("input", (event) => {
       if (event.target !== fields.query) this.apply();
     });
-    let waiting = 0;
     fields.query.addEventListener("input", () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => this.find(fields.query.value), 150);
+      clearTimeout(this.waiting);
+      this.waiting = setTimeout(() => this.find(fields.query.value), 150);
     });
   }
 
-  clear() {
-    this.task = null;
-    this.find("");
-  }
-
   find(query) {
+    clearTimeout(this.waiting);
     this.search.stop();
     this.query = query;
     this.found = query ? new Map() : null;
-    this.progress = null;
+    this.progress = query ? "searching" : null;
     this.onquery?.(query);
     this.apply();
     if (!query) return;
@@ -124,25 +131,33 @@ class RolloutList {
     }).catch((error) => this.tell(`The search stopped: ${error.message}`));
   }
 
-  // Shows only the rollouts of one task; of both runs where it is in both.
+  // Takes back all that hides rollouts, the search too; their order stays.
+  reset() {
+    const order = this.fields.order.value;
+    at("filters").reset();
+    this.fields.order.value = order;
+    this.task = null;
+    this.find("");
+  }
+
+  // Shows only the rollouts of one task, all of them; of both runs where it is in both.
   ofTask(tasks) {
+    if (tasks) this.reset();
     this.task = tasks;
     this.apply();
     at("list").scrollTop = 0;
     this.list.draw();
   }
 
+  // Sees to it that a rollout is in the list.
+  include(row) {
+    if (!this.shown.includes(row)) this.reset();
+  }
+
   set(values) {
-    at("filters").reset();
-    Object.entries(values).forEach(([name, given]) => {
-      this.fields[name].value = given;
-    });
-    setTimeout(() => {
-      Object.entries(values).forEach(([name, given]) => {
-        this.fields[name].value = given;
-      });
-      this.apply();
-    });
+    this.reset();
+    for (const [name, given] of Object.entries(values)) this.fields[name].value = given;
+    this.apply();
   }
 
   apply() {
@@ -150,6 +165,8 @@ class RolloutList {
     const number = (input) => (input.value === "" ? null : Number(input.value));
     const [least, most] = [number(fields.least), number(fields.most)];
     const wanted = fields.task.value.trim().toLowerCase();
+    // A number is that of a task where there is one, else a part of a name.
+    const numbered = /^\d+$/.test(wanted) ? this.all.find((row) => row.task.index === Number(wanted))?.task : null;
     const tasks = this.task && new Set(this.task);
     const matches = (row) => (this.found === null || this.found.has(row))
       && (!tasks || tasks.has(row.task))
@@ -159,7 +176,7 @@ class RolloutList {
       && (!fields.side.value || row.side === Number(fields.side.value))
       && (least === null || (row.reward !== null && row.reward >= least))
       && (most === null || (row.reward !== null && row.reward <= most))
-      && (!wanted || (/^\d+$/.test(wanted) && row.task.index === Number(wanted)) || row.task.label.toLowerCase().includes(wanted));
+      && (!wanted || (numbered ? row.task.index === numbered.index : taskName(row.task).toLowerCase().includes(wanted)));
     this.shown = this.all.filter(matches).sort(orderBy(fields.order.value));
     this.chosen.hidden = !tasks;
     this.chosen.textContent = tasks ? `only ${taskName(this.task[0])} ✕` : "";
@@ -199,18 +216,14 @@ class RolloutList {
   }
 
   step(by) {
-    const position = this.shown.indexOf(this.selected);
-    const next = this.shown[position < 0 ? 0 : Math.min(this.shown.length - 1, Math.max(0, position + by))];
+    const next = this.shown[stepped(this.shown.length, this.shown.indexOf(this.selected), by)];
     if (next) this.open(next);
   }
 
   key(event) {
-    const page = Math.max(1, Math.floor(at("list").clientHeight / this.list.height) - 1);
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
-    if (event.key in steps) {
-      event.preventDefault();
-      this.step(steps[event.key]);
-    } else if (event.key === "Enter" && this.selected) at("opened").querySelector(".rollout")?.focus();
+    const to = steppedBy(event, this.list, this.shown.indexOf(this.selected));
+    if (to !== null) this.open(this.shown[to]);
+    else if (event.key === "Enter" && this.selected) at("opened").querySelector(".rollout")?.focus();
   }
 }
 

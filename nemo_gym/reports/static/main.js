@@ -20,9 +20,29 @@ class Model {
   }
 
   open(row) {
+    return this.show(row, [row]);
+  }
+
+  // Opens one rollout, or two, of which `row` is the one that the list and the address show.
+  show(row, rows) {
     this.list.select(row);
-    history.replaceState(null, "", `#rollout-${row.side}-${row.at}`);
-    return this.reader.show([row]);
+    const shown = this.reader.show(rows);
+    try {
+      history.replaceState(null, "", `#rollout-${row.side}-${row.at}`);
+    } catch {
+      // Some browsers take only so many in a while, as when `j` is held down.
+    }
+    return shown;
+  }
+
+  // Opens the rollout that the address names.
+  openNamed() {
+    const [, side, place] = location.hash.match(/^#rollout-(\d+)-(\d+)$/) ?? [];
+    const row = side && this.rows.find((one) => one.side === Number(side) && one.at === Number(place));
+    if (!row) return;
+    at("reader").scrollIntoView();
+    this.list.include(row);
+    this.open(row);
   }
 
   // The rollout of the other run that goes with one: the same of the paired task's, or the nearest.
@@ -33,8 +53,7 @@ class Model {
 
   openPair(row) {
     const other = this.pairOf(row);
-    this.list.select(row);
-    return this.reader.show(row.side === 0 ? [row, other] : [other, row]);
+    return this.show(row, row.side === 0 ? [row, other] : [other, row]);
   }
 
   openTask(task) {
@@ -51,10 +70,12 @@ class Model {
     const run = this.facts.runs[side];
     at("reader").scrollIntoView();
     if (kind !== null) {
-      this.list.task = null;
       this.list.set({ kind, ...(this.runs > 1 ? { side: String(side) } : {}) });
-    } else if (place !== null) this.open(this.rows.find((row) => row.side === side && row.at === place));
-    else {
+    } else if (place !== null) {
+      const row = this.rows.find((one) => one.side === side && one.at === place);
+      this.list.include(row);
+      this.open(row);
+    } else {
       const found = run.tasks.find((one) => one.index === task);
       if (this.runs > 1) {
         const pair = side ? { a: found.other, b: found } : { a: found, b: found.other };
@@ -111,9 +132,8 @@ async function main() {
   const plots = new Plots(facts.figures, (...chosen) => model.choose(...chosen));
   keys(model);
   theming(plots);
-  const [, side, place] = location.hash.match(/^#rollout-(\d+)-(\d+)$/) ?? [];
-  const asked = side && model.rows.find((row) => row.side === Number(side) && row.at === Number(place));
-  if (asked) model.open(asked);
+  model.openNamed();
+  addEventListener("hashchange", () => model.openNamed());
   document.documentElement.dataset.ready = "list";
   await loadPlotly();
   await plots.drawAll();

@@ -2,6 +2,8 @@
 
 const LONG_TEXT = 6000;
 const LONG_LINES = 80;
+const ITEMS_AT_ONCE = 200;
+const DEEPEST = 40;
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+$/;
 
 function el(tag, options = {}, ...children) {
@@ -12,11 +14,30 @@ function el(tag, options = {}, ...children) {
     else if (name === "on") for (const [event, handler] of Object.entries(value)) element.addEventListener(event, handler);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== "") element.append(child);
   return element;
 }
 
 const at = (id) => document.getElementById(id);
+
+// What should be a text but may be anything: an object with a member `toString` can't be made one otherwise.
+const textOf = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "");
+
+// Lists of thousands are shown a few hundred at a time. `make` returns an element.
+function batches(items, make, word, from = 0) {
+  const shown = items.slice(from, from + ITEMS_AT_ONCE).map(make);
+  const left = items.length - from - shown.length;
+  if (left > 0) {
+    const more = el("button", { type: "button", class: "more" }, `Show ${count(Math.min(left, ITEMS_AT_ONCE))} of ${plural(left, `more ${word}`)}`);
+    more.addEventListener("click", () => {
+      const parent = more.parentElement;
+      more.replaceWith(...batches(items, make, word, from + ITEMS_AT_ONCE));
+      parent.dispatchEvent(new CustomEvent("grown", { bubbles: true }));
+    });
+    shown.push(more);
+  }
+  return shown;
+}
 
 function textBlock(text, style = "") {
   const block = el("div", { class: `text ${style}` });
@@ -46,6 +67,7 @@ function imageOrText(address) {
 function indented(text) {
   let out = "";
   let depth = 0;
+  const indent = () => "  ".repeat(Math.min(depth, DEEPEST));
   let inString = false;
   for (let i = 0; i < text.length; i += 1) {
     const c = text[i];
@@ -63,12 +85,12 @@ function indented(text) {
         i = text.indexOf(rest[0], i + 1);
       } else {
         depth += 1;
-        out += `${c}\n${"  ".repeat(depth)}`;
+        out += `${c}\n${indent()}`;
       }
     } else if (c === "}" || c === "]") {
       depth -= 1;
-      out += `\n${"  ".repeat(depth)}${c}`;
-    } else if (c === ",") out += `,\n${"  ".repeat(depth)}`;
+      out += `\n${indent()}${c}`;
+    } else if (c === ",") out += `,\n${indent()}`;
     else if (c === ":") out += ": ";
     else if (!/\s/.test(c)) out += c;
   }
@@ -109,7 +131,18 @@ function chip(text, style = "", title = undefined) {
 
 const count = (value) => value.toLocaleString("en-US");
 const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
-const percent = (value) => `${Number((100 * value).toPrecision(3))} %`;
+
+// Rounded, but to no whole number as long as a few more digits tell that it is none: nearly all is not all.
+function nearly(value, digits) {
+  let near = Number(value.toPrecision(digits));
+  for (let more = digits + 1; more <= 7 && Number.isInteger(near) && near !== value; more += 1) near = Number(value.toPrecision(more));
+  return near;
+}
+
+function percent(value) {
+  const near = Number((100 * value).toPrecision(3));
+  return `${near === 100 ? nearly(100 * value, 3) : near} %`;
+}
 
 function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
@@ -125,7 +158,8 @@ const seconds = (value) => {
   return value < 120 ? `${short(value)} s` : `${short(value / 60)} min`;
 };
 const signed = (text, value) => (value > 0 ? `+${text}` : text.replace("-", "−"));
-const rewardText = (value) => (value === null ? "no reward" : short(value, 4));
+const reward = (value) => (Math.abs(value) < 1e4 ? short(nearly(value, 4), 7) : short(value, 4));
+const rewardText = (value) => (value === null ? "no reward" : reward(value));
 
 function taskName(task) {
   const name = task.index >= 0 ? `task ${task.index}` : "task";

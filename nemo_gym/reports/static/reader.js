@@ -1,6 +1,6 @@
 // One rollout in full, or two of the same task side by side.
 
-const ITEMS_AT_ONCE = 200;
+const SIBLINGS = 64;
 const FRAMEWORK_FIELDS = new Set(["responses_create_params", "response", "reward", "agent_ref", "row", "reply", "reason"]);
 
 class Reader {
@@ -40,13 +40,14 @@ class Reader {
     const input = typeof params.input === "string" ? [params.input] : Array.isArray(params.input) ? params.input : [];
     const output = Array.isArray(response.output) ? response.output : [];
     const names = callNames([...input, ...output]);
+    const item = (given) => conversationItem(given, names);
     const instructions = typeof params.instructions === "string" && params.instructions
       ? [messageItem({ role: "system", content: params.instructions })] : [];
     return el("div", { class: "rollout", tabindex: "-1" },
       this.head(row, record, side),
       row.kind === null ? null : failureBox(row, record),
-      section("Asked", [...instructions, ...batches(input, names)]),
-      section("Answered", [...batches(output, names), ...troubles(response)],
+      section("Asked", [...instructions, ...batches(input, item, "item")]),
+      section("Answered", [...batches(output, item, "item"), ...troubles(response)],
         row.kind === null || output.length ? "The response has no output." : null),
       section("Scored", [scoreTable(row, record)]),
       el("div", { class: "details" },
@@ -65,11 +66,13 @@ class Reader {
       row.turns === null ? null : chip(plural(row.turns, "turn")),
       row.tool_calls ? chip(plural(row.tool_calls, "call")) : null,
       row.seconds === null ? null : chip(seconds(row.seconds), "", parts || undefined),
-      record._ng_attempt_index > 0 ? chip(`attempt ${record._ng_attempt_index + 1}`, "warn") : null,
+      Number.isInteger(record._ng_attempt_index) && record._ng_attempt_index > 0 ? chip(`attempt ${record._ng_attempt_index + 1}`, "warn") : null,
       row.agent ? chip(row.agent) : null,
       chip(`line ${count(row.line)}`, "quiet", row.kind === null ? row.run.file : "of the failures file"),
     ];
-    const siblings = row.task.rows.slice(0, 64).map((other) => el("button", {
+    const { rows } = row.task;
+    const first = Math.max(0, Math.min(rows.indexOf(row) - SIBLINGS / 2, rows.length - SIBLINGS));
+    const siblings = rows.slice(first, first + SIBLINGS).map((other) => el("button", {
       type: "button", class: `sibling ${other.outcome.replace(" ", "-")}`, "aria-pressed": String(other === row),
       title: `rollout ${other.rollout}: ${other.kind ?? rewardText(other.reward)}`,
       on: { click: () => (this.rows.length > 1 ? this.replace(side, other) : model.open(other)) },
@@ -85,7 +88,8 @@ class Reader {
       el("div", { class: "line chips" }, facts),
       parts ? el("p", { class: "quiet" }, parts) : null,
       el("div", { class: "line" },
-        siblings.length > 1 ? el("div", { class: "siblings", role: "group", "aria-label": "Rollouts of this task" }, siblings) : null,
+        siblings.length > 1 ? el("div", { class: "siblings", role: "group", "aria-label": "Rollouts of this task" }, siblings,
+          rows.length > SIBLINGS ? el("span", { class: "quiet" }, `of ${count(rows.length)}`) : null) : null,
         pair ? el("button", { type: "button", class: "side-by-side", on: { click: () => model.openPair(row) } }, "Side by side") : null,
         this.rows.length > 1 ? el("button", { type: "button", on: { click: () => model.open(row) } }, "Only this one") : null));
   }
@@ -130,22 +134,6 @@ function section(title, children, whenEmpty = null) {
   return el("section", { class: "part" }, el("h4", {}, title), shown.length ? shown : el("p", { class: "quiet" }, whenEmpty));
 }
 
-// A conversation of thousands of items is shown a few hundred at a time.
-function batches(items, names, from = 0) {
-  const shown = items.slice(from, from + ITEMS_AT_ONCE).map((item) => conversationItem(item, names));
-  const left = items.length - from - shown.length;
-  if (left > 0) {
-    const more = el("button", { type: "button", class: "more" }, `Show ${count(Math.min(left, ITEMS_AT_ONCE))} of ${plural(left, "more item")}`);
-    more.addEventListener("click", () => {
-      const parent = more.parentElement;
-      more.replaceWith(...batches(items, names, from + ITEMS_AT_ONCE));
-      parent.dispatchEvent(new CustomEvent("grown", { bubbles: true }));
-    });
-    shown.push(more);
-  }
-  return shown;
-}
-
 function troubles(response) {
   const found = [];
   if (response.error) found.push(el("div", { class: "notice" }, el("strong", {}, "error"), jsonBlock(response.error)));
@@ -157,24 +145,24 @@ function troubles(response) {
 
 function failureBox(row, record) {
   return el("div", { class: "notice failure" },
-    el("strong", {}, row.kind), record.status ? ` · status ${record.status}` : "",
-    record.attempts ? ` · ${plural(record.attempts, "attempt")}` : "",
-    textBlock(typeof record.reason === "string" ? record.reason : "no reason is told"));
+    el("strong", {}, row.kind), record.status ? ` · status ${textOf(record.status)}` : "",
+    Number.isInteger(record.attempts) ? ` · ${plural(record.attempts, "attempt")}` : "",
+    textBlock(record.reason ? textOf(record.reason) : "no reason is told"));
 }
 
 function scoreTable(row, record) {
   const fields = Object.entries(record).filter(([name]) => !FRAMEWORK_FIELDS.has(name) && !name.startsWith("_ng_"));
   const reply = record.reply && typeof record.reply === "object" ? Object.entries(record.reply).filter(([name]) => !FRAMEWORK_FIELDS.has(name)) : [];
-  const rows = [...fields, ...reply].map(([name, given]) => el("tr", {}, el("th", { scope: "row" }, name),
-    el("td", {}, typeof given === "object" && given !== null ? jsonBlock(given) : textBlock(String(given), "plain"))));
-  const reward = record.reward === undefined ? [] : [el("tr", {}, el("th", { scope: "row" }, "reward"),
-    el("td", {}, typeof record.reward === "object" ? jsonBlock(record.reward) : String(record.reward)))];
-  return reward.length + rows.length ? el("table", { class: "fields" }, el("tbody", {}, reward, rows)) : null;
+  const reward = record.reward === undefined ? [] : [["reward", record.reward]];
+  const line = ([name, given]) => el("tr", {}, el("th", { scope: "row" }, name),
+    el("td", {}, typeof given === "object" && given !== null ? jsonBlock(given) : textBlock(String(given), "plain")));
+  const all = [...reward, ...fields, ...reply];
+  return all.length ? el("table", { class: "fields" }, el("tbody", {}, batches(all, line, "field"))) : null;
 }
 
 function toolList(tools) {
-  return el("div", {}, tools.map((tool) => el("div", { class: "tool" },
-    el("strong", {}, String(tool?.name ?? tool?.function?.name ?? tool?.type ?? "tool")),
+  return el("div", {}, batches(tools, (tool) => el("div", { class: "tool" },
+    el("strong", {}, textOf(tool?.name ?? tool?.function?.name ?? tool?.type ?? "tool")),
     typeof tool?.description === "string" ? textBlock(tool.description, "plain") : null,
-    folded("as JSON", () => jsonBlock(tool)))));
+    folded("as JSON", () => jsonBlock(tool))), "tool"));
 }

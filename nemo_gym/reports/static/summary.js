@@ -1,7 +1,7 @@
 // The figures at the top, the comparison of two runs, and the table of tasks.
 
 const MEASURES = {
-  reward: { name: "mean reward", show: (value) => short(value, 4), better: 1 },
+  reward: { name: "mean reward", show: reward, better: 1 },
   passed: { name: "pass rate", show: percent, better: 1 },
   output_tokens: { name: "output tokens", show: (value) => short(value), better: 0 },
   turns: { name: "turns", show: (value) => short(value), better: 0 },
@@ -29,10 +29,12 @@ function cards(run, threshold) {
     if (interval.value !== null) {
       const { name, show } = MEASURES[measure];
       const title = measure === "passed" ? `reward ≥ ${threshold}` : undefined;
-      shown.push(cardOf(name, show(interval.value), interval.low === null ? "every task the same" : `${short3(interval.low, measure)} – ${short3(interval.high, measure)}`, title));
+      const alone = tasks.filter((task) => task.scored).length === 1 ? "one task, so no interval" : "every task the same";
+      shown.push(cardOf(name, show(interval.value), interval.low === null ? alone : `${short3(interval.low, measure)} – ${short3(interval.high, measure)}`, title));
     }
   }
-  const most = run.pass_at_k.at(-1);
+  // The most tries that are not about a few tasks only.
+  const most = run.pass_at_k.findLast((entry) => 2 * entry.tasks >= entry.of);
   if (most && most.k > 1) {
     const note = most.tasks < most.of ? `${count(most.tasks)} of ${plural(most.of, "task")}` : `one of ${most.k} passes`;
     shown.push(cardOf(`pass@${most.k}`, percent(most.value), note));
@@ -40,14 +42,15 @@ function cards(run, threshold) {
   for (const measure of ["output_tokens", "turns", "seconds"]) {
     const interval = intervals[measure];
     const { name, show } = MEASURES[measure];
-    if (interval.value !== null) shown.push(cardOf(name, show(interval.value), "mean per rollout"));
+    if (interval.value !== null) shown.push(cardOf(name, show(interval.value), "mean over tasks"));
   }
   shown.push(cardOf("failed", count(failed), failed ? `${percent(failed / run.rollouts.task.length)} of all` : "none"));
   return el("div", { class: "cards" }, shown);
 }
 
 function notices(facts) {
-  const texts = facts.runs.flatMap((run) => run.notices);
+  const two = facts.comparison !== null;
+  const texts = facts.runs.flatMap((run, side) => run.notices.map((text) => (two ? `${"AB"[side]}: ${text}` : text)));
   for (const run of facts.runs) {
     const failed = Object.values(run.failures).reduce((sum, number) => sum + number, 0);
     if (failed) {
@@ -55,9 +58,15 @@ function notices(facts) {
       texts.push(`${run.name}: ${plural(failed, "rollout")} (${share}) failed and have no part in any figure of rewards.`);
     }
   }
-  const few = facts.runs.filter((run) => run.tasks.length > 1 && run.tasks.length < facts.few_tasks);
-  if (few.length) texts.push(`With fewer than ${facts.few_tasks} tasks the intervals tend to be too narrow.`);
+  const scored = two ? facts.comparison.measures.filter((measured) => measured.name === "reward").map((measured) => measured.tasks)
+    : facts.runs.map((run) => run.tasks.filter((task) => task.scored).length);
+  if (scored.some((tasks) => tasks > 1 && tasks < facts.few_tasks)) texts.push(`With fewer than ${facts.few_tasks} tasks the intervals tend to be too narrow.`);
   return texts.map((text) => el("p", { class: "notice" }, text));
+}
+
+function noInterval(measured, comparison) {
+  if (measured.tasks === 1) return "no interval: one task";
+  return comparison.paired_by ? "no interval: every task differs by the same" : "no interval: all tasks of a run are the same";
 }
 
 function comparisonTable(comparison) {
@@ -72,9 +81,9 @@ function comparisonTable(comparison) {
     const text = difference === null ? "–" : signed(measured.name === "seconds" ? (difference < 0 ? `-${seconds(-difference)}` : seconds(difference)) : unit(difference), difference);
     const bare = measured.name === "passed" ? (given) => short(100 * given) : show;
     const ends = (given) => (measured.name === "seconds" && given < 0 ? `−${seconds(-given)}` : signed(bare(given), given));
-    const verdict = low === null ? "no interval: every task differs by the same" : `${ends(low)} to ${ends(high)}`;
+    const verdict = low === null ? noInterval(measured, comparison) : `${ends(low)} to ${ends(high)}`;
     return el("tr", {}, el("th", { scope: "row" }, name), cell(measured.first), cell(measured.second),
-      el("td", { class: style }, el("div", {}, text, clear ? " ●" : ""), el("div", { class: "quiet" }, difference === null ? "" : verdict)));
+      el("td", { class: style }, el("div", {}, text, clear ? " ●" : ""), el("div", { class: "quiet verdict-text" }, difference === null ? "" : verdict)));
   });
   return el("div", { class: "scroll" }, el("table", { class: "comparison" },
     el("thead", {}, el("tr", {}, ["", "A", "B", "B less A"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows)));
@@ -82,14 +91,13 @@ function comparisonTable(comparison) {
 
 function comparisonText(facts) {
   const { comparison } = facts;
-  const [first, second] = facts.runs.map((run) => run.tasks.length);
   const by = { row: "the content of their row", index: "their row's number" }[comparison.paired_by];
   const both = comparison.better + comparison.same + comparison.worse;
   const left = comparison.only_first + comparison.only_second;
   const pairing = comparison.paired_by
     ? `Paired by task: ${plural(both, "task")} with rewards in both runs, told by ${by}`
       + `${left ? `; ${count(comparison.only_first)} with rewards only in A and ${count(comparison.only_second)} only in B are left out here` : ""}.`
-    : `No task is in both runs, so they are compared as independent samples of ${count(first)} and ${count(second)} tasks. `
+    : `No task is in both runs, so they are compared as independent samples of ${count(comparison.only_first)} and ${plural(comparison.only_second, "task")} with rewards. `
       + "If their rows are the same tasks in the same order, --pair-by index pairs them by number.";
   const method = "Every figure is the mean over tasks of each task's mean. Intervals are 95 %, by the percentile bootstrap over tasks "
     + "(all rollouts of a task are drawn together), with a fixed seed. ● marks a difference whose interval leaves out zero.";
@@ -104,11 +112,11 @@ function comparisonText(facts) {
 function runLine(run) {
   const { made } = run;
   const pieces = [];
-  if (made?.agent) pieces.push(`agent ${made.agent}`);
+  if (made?.agent) pieces.push(`agent ${textOf(made.agent)}`);
   for (const [name, given] of Object.entries(made?.settings ?? {})) {
-    if (given !== null) pieces.push(`${name} ${typeof given === "string" ? given : JSON.stringify(given)}`);
+    if (given !== null) pieces.push(`${name} ${textOf(given)}`);
   }
-  if (made?.started_at) pieces.push(`begun ${made.started_at}`);
+  if (made?.started_at) pieces.push(`begun ${textOf(made.started_at)}`);
   return pieces.join(" · ");
 }
 
@@ -116,7 +124,7 @@ function showSummary(facts) {
   const names = facts.runs.map((run) => run.file).join(" and ");
   at("title").textContent = facts.comparison ? "Two runs compared" : names;
   at("made").append(...facts.runs.map((run, side) => el("span", { class: "made" },
-    facts.comparison ? chip("AB"[side], `side-${side}`) : null, facts.comparison ? `${run.file} · ${runLine(run)}` : runLine(run))));
+    facts.comparison ? chip("AB"[side], `side-${side}`) : null, [facts.comparison ? run.file : "", runLine(run)].filter(Boolean).join(" · "))));
   at("notices").append(...notices(facts));
   if (facts.comparison) {
     at("summary").append(comparisonText(facts), el("div", { class: "compared" }, comparisonTable(facts.comparison), el("div", { id: "change" })));
@@ -134,10 +142,12 @@ class TaskTable {
     [this.key, this.sign] = facts.comparison ? ["difference", 1] : ["reward", 1];
     this.change = "";
     this.head = el("div", { class: "task-row task-head", role: "row" });
-    this.body = el("div", { class: "task-body", role: "rowgroup", tabindex: "0" });
-    const table = el("div", { role: "table", "aria-label": "Tasks", class: facts.comparison ? "pairs" : "" }, el("div", { role: "rowgroup" }, this.head), this.body);
-    at("task-table").append(table);
-    this.list = new VirtualList(this.body, 36, (task) => this.line(task));
+    this.body = el("div", { class: "task-body", role: "rowgroup", tabindex: "-1" });
+    this.grid = el("div", { role: "grid", "aria-label": "Tasks", tabindex: "0", class: facts.comparison ? "pairs" : "", on: { keydown: (event) => this.press(event) } },
+      el("div", { role: "rowgroup" }, this.head), this.body);
+    at("task-table").append(this.grid);
+    this.list = new VirtualList(this.body, 36, (task, position) => this.line(task, position));
+    this.active = -1;
     this.filter = el("input", { type: "search", placeholder: "Task or its text", "aria-label": "Filter tasks", on: { input: () => this.apply() } });
     const choose = choice("Change", [["", "all tasks"], ["better", "better in B"], ["worse", "worse in B"], ["same", "the same"], ["alone", "in one run only"]]);
     choose.hidden = !facts.comparison;
@@ -160,11 +170,27 @@ class TaskTable {
       if (one === null || two === null) return (one === null) - (two === null) || a.index - b.index;
       return this.sign * (one - two) || a.index - b.index;
     };
+    this.active = -1;
     this.list.set(shown.sort(order));
     this.told.textContent = shown.length === this.all.length ? plural(shown.length, "task") : `${count(shown.length)} of ${plural(this.all.length, "task")}`;
     this.head.replaceChildren(...this.columns.map((one) => el("div", {
       role: "columnheader", class: one.style ?? "", "aria-sort": one.key === this.key ? (this.sign > 0 ? "ascending" : "descending") : "none",
     }, el("button", { type: "button", on: { click: () => this.sortBy(one.key) } }, one.name, one.key === this.key ? (this.sign > 0 ? " ↑" : " ↓") : ""))));
+  }
+
+  // Arrows go through the tasks, so that all of them are one stop on the way of the Tab key.
+  press(event) {
+    if (event.target !== this.grid) return;
+    const to = steppedBy(event, this.list, this.active);
+    if (event.key === "Enter" && this.list.rows[this.active]) {
+      this.open(this.list.rows[this.active]);
+      at("list").focus({ preventScroll: true });
+    }
+    if (to === null) return;
+    this.active = to;
+    this.list.redraw();
+    this.list.reveal(to);
+    this.grid.setAttribute("aria-activedescendant", `task-${to}`);
   }
 
   sortBy(key) {
@@ -173,10 +199,10 @@ class TaskTable {
     this.apply();
   }
 
-  line(task) {
-    return el("div", { class: "task-row", role: "row", on: { click: () => this.open(task) } }, this.columns.map((one) => el("div", {
-      role: "cell", class: `${one.style ?? ""} ${one.mood?.(task) ?? ""}`,
-    }, one.link ? el("button", { type: "button", class: "link", title: task.text }, one.show(task)) : one.show(task))));
+  line(task, position) {
+    return el("div", { class: position === this.active ? "task-row active" : "task-row", role: "row", id: `task-${position}`, on: { click: () => this.open(task) } }, this.columns.map((one) => el("div", {
+      role: "gridcell", class: `${one.style ?? ""} ${one.mood?.(task) ?? ""}`,
+    }, one.link ? el("button", { type: "button", class: "link", tabindex: "-1", title: task.text }, one.show(task)) : one.show(task))));
   }
 }
 
@@ -185,7 +211,7 @@ const passRate = (task) => (task.scored ? task.passed / task.scored : null);
 const NAME_COLUMN = { key: "index", name: "task", style: "name", link: true, value: (task) => task.index, show: taskName };
 const TASK_COLUMNS = [
   NAME_COLUMN,
-  numberColumn("reward", "mean reward", (value) => short(value, 4)),
+  numberColumn("reward", "mean reward", reward),
   { key: "passes", name: "passed", style: "number", value: passRate, show: (task) => (task.scored ? `${task.passed} of ${task.scored}` : "–") },
   numberColumn("failed", "failed", (value) => (value ? count(value) : "–"), "number narrow"),
   numberColumn("tokens", "output tokens", (value) => short(value), "number narrow"),
@@ -194,10 +220,10 @@ const TASK_COLUMNS = [
 ];
 const PAIR_COLUMNS = [
   NAME_COLUMN,
-  numberColumn("first", "A", (value) => short(value, 4)),
-  numberColumn("second", "B", (value) => short(value, 4)),
+  numberColumn("first", "A", reward),
+  numberColumn("second", "B", reward),
   {
-    ...numberColumn("difference", "B less A", (value) => signed(short(value, 4), value)),
+    ...numberColumn("difference", "B less A", (value) => signed(reward(value), value)),
     mood: (task) => ({ better: "good", worse: "bad" }[task.change] ?? ""),
   },
   {

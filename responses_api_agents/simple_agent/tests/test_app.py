@@ -166,6 +166,13 @@ def test_a_rollout_seeds_with_the_row_and_verifies_with_row_and_trajectory() -> 
     assert result.json()["response"]["output"][0]["content"][0]["text"] == "as verified"
 
 
+def test_the_reply_tells_where_the_time_went() -> None:
+    with stage([reply(call("look")), reply(message("done"))]) as (agent, _, _):
+        seconds = agent.post("/run", json={**ROW, "_ng_rollout_seconds": {"model": 1000}}).json()["_ng_rollout_seconds"]
+    assert set(seconds) == {"model", "tools", "seed", "verify"}
+    assert all(0 < spent < 1000 for spent in seconds.values())
+
+
 def test_the_trajectory_holds_every_item_and_the_model_is_shown_it_again() -> None:
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
     turns = [reply(reasoning, call("look", call_id="call_a")), reply(message("one more"), call("look", call_id="b"))]

@@ -117,7 +117,7 @@ def test_an_interrupted_run_is_resumed_without_loss_or_repetition(here: Path, si
     _, alive = psutil.wait_procs(servers, timeout=30)
     assert not alive
     if signum != signal.SIGKILL:
-        assert "To go on: the same call with --resume" in (here / "stderr.txt").read_text()
+        assert "that are left: gym eval run --resources-server" in (here / "stderr.txt").read_text()
     assert output.read_bytes().count(b"\n") < 800
     gym(here, *call, code=2)
     gym(here, *call, "--resume")
@@ -180,7 +180,7 @@ def test_a_server_that_dies_ends_the_run_and_says_so(here: Path) -> None:
         assert process.wait(60) == 1
     text = (here / "stderr.txt").read_text()
     assert f"error: {COUNTER} (resources_servers/{COUNTER}) was killed by SIGKILL while it was running" in text
-    assert "To go on: the same call with --resume" in text
+    assert "that are left: gym eval run --resources-server" in text
     assert processes_of_this_test() == []
 
 
@@ -231,7 +231,7 @@ def test_paths_below_the_working_directory_are_shown_relative_to_it(here: Path) 
     result = gym(here, "eval", "run", "-r", COUNTER, "--limit", "1", "--output", str(here / "out.jsonl"))
     assert "rollouts: out.jsonl\nmetrics: out_metrics.json\n" in result.stdout
     assert "Results: out.jsonl\n" in result.stderr
-    assert re.search(r"^1 rollouts? in \d", result.stderr, re.MULTILINE)
+    assert re.search(r"^finished +1 +of 1 rollouts", result.stdout, re.MULTILINE)
 
 
 def test_repeats_come_from_the_call_else_from_the_dataset(here: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_row_that_asks_for_another_agent_is_not_given_to_the_only_one(here: Pa
     (failure,) = read_lines(here / "out_failures.jsonl")
     assert failure["_ng_failure_class"] == "no_agent"
     assert "another_agent" in failure["reason"]
-    assert "logs of the servers: " in result.stderr
+    assert "\nlogs: " in result.stdout
     named = f"{COUNTER}_simple_agent"
     gym(here, "eval", "run", "-r", COUNTER, "-a", named, "--input", "rows.jsonl", "--output", "named.jsonl")
     assert len(read_lines(here / "named.jsonl")) == 1

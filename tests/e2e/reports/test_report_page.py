@@ -20,6 +20,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the browser test
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need chromium on the PATH")
 PATIENCE_MS = 180_000
+NO_PLOTS = "globalThis.Plotly = { react: async (plot) => Object.assign(plot, { on() {}, removeAllListeners() {} }) };"
+"""In the place of plotly.js, which takes seconds to begin, where a test is not about plots."""
 
 HOSTILE = "</script><script>globalThis.hacked=1</script><img src=x onerror=globalThis.hacked=2>\u2028<b>bold</b> &amp;"
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="  # noqa: E501
@@ -40,6 +42,7 @@ class Shown:
     """A report that is open in the browser, and all that must not have happened in it."""
 
     def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.address = path.as_uri()
         self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **context})
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
@@ -48,7 +51,7 @@ class Shown:
         self.page.on("console", lambda told: self.troubles.append(f"{told.type}: {told.text}"))
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.page.goto(self.address)
         self.page.wait_for_selector("html[data-ready=all]")
 
     def expect_text(self, selector: str, text: str) -> None:
@@ -62,17 +65,19 @@ class Shown:
         return self.page.locator("#opened .rollout").first
 
     def close(self) -> None:
-        images = [url for url in self.requests[1:] if url.startswith("data:image/")]
         self.context.close()
         assert self.troubles == []
-        assert self.requests[1:] == images, "the page asked for something"
+        asked = [url for url in self.requests if url != self.address and not url.startswith("data:image/")]
+        assert asked == [], "the page asked for something"
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
+def show(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     opened: list[Shown] = []
 
-    def shower(*runs: Any, **context: Any) -> Shown:
+    def shower(*runs: Any, plots: bool = True, **context: Any) -> Shown:
+        if not plots:
+            monkeypatch.setattr("nemo_gym.reports.page.get_plotlyjs", lambda: NO_PLOTS)
         paths = [
             write(tmp_path / f"{'ab'[at]}.jsonl", *(run if isinstance(run, tuple) else (run,)))
             for at, run in enumerate(runs)
@@ -150,8 +155,22 @@ def test_the_keyboard_goes_through_the_rollouts_and_a_narrow_window_has_room(sho
     playwright.expect(page.locator("#list")).to_be_visible()
     page.keyboard.press("End")
     playwright.expect(page.locator("#opened h3")).to_have_text("task 39 · row-39")
+    page.get_by_role("grid").focus()
+    for key in ("ArrowDown", "End", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    playwright.expect(page.locator("#opened h3")).to_have_text("task 38 · row-38")
+    shown.expect_text("#found", "1 of 40 rollouts")
+    page.get_by_role("grid").focus()
+    page.keyboard.press("Tab")
+    while page.evaluate("document.activeElement.closest('.task-head') !== null"):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "query"
     page.get_by_role("button", name="Light").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(244, 246, 248)"
+    page.get_by_role("button", name="Dark").click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 39, 51)"
+    assert page.evaluate("getComputedStyle(document.querySelector('.plot text')).fill") == "rgb(29, 39, 51)"
 
 
 def test_two_runs_are_compared_and_read_side_by_side(show: Any) -> None:
@@ -167,6 +186,9 @@ def test_two_runs_are_compared_and_read_side_by_side(show: Any) -> None:
     shown.expect_text(".verdict strong.bad", "0 worse")
     row = page.locator(".comparison tr", has_text="mean reward")
     playwright.expect(row.locator("td").nth(2)).to_contain_text("+0.3333 ●")
+    assert page.evaluate(
+        "document.querySelector('.scroll').scrollWidth <= document.querySelector('.scroll').clientWidth"
+    )
     assert page.locator("#plot-differences .bars path").count() == 30
     page.get_by_label("Change", exact=True).select_option("better")
     playwright.expect(page.locator("#task-controls [role=status]")).to_have_text("10 of 30 tasks")
@@ -245,6 +267,82 @@ def test_hostile_texts_and_all_kinds_of_items_are_shown_as_text(show: Any) -> No
     page.locator("#query").fill("onerror=globalThis.hacked")
     shown.expect_text("#found", "1 of 3 rollouts")
     assert page.evaluate("globalThis.hacked") is None
+
+
+def test_names_that_mean_something_to_the_language_and_odd_shapes_are_shown_too(show: Any) -> None:
+    odd = {"toString": 1, "valueOf": 2, "toLocaleString": 3}
+    items = [
+        call("__proto__", "{}", "__proto__") | {"__proto__": {"hidden": "under __proto__"}, "constructor": "a builder"},
+        result_of("of a call", "__proto__"),
+        {"type": "function_call", "name": odd, "arguments": odd, "call_id": odd},
+        {"type": "function_call_output", "call_id": odd, "output": "of an odd call"},
+        {"type": "reasoning", "summary": {"text": "a summary of its own shape"}, "encrypted_content": {"no": "string"}},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": odd}, *[{"text": f"part {n}"} for n in range(900)]],
+        },
+        {"type": "function_call_output", "call_id": "deep", "output": '{"a":' * 3000 + "1" + "}" * 3000},
+    ]
+    bad = rollout(0, output=items, __proto__="a field", hasOwnProperty=1, **{f"f{n}": n for n in range(900)})
+    bad["responses_create_params"]["tools"] = [{"name": odd}, None, *[{"name": f"tool_{n}"} for n in range(900)]]
+    shown = show(([bad], [failure(1, kind="__proto__") | {"status": odd, "attempts": odd, "reason": odd}]), plots=False)
+    opened = shown.open_first()
+    playwright.expect(opened.locator(".item")).to_have_count(len(items) + 1)
+    for summary in opened.locator("details > summary").all():
+        summary.click()
+    for text in ("under __proto__", "of an odd call", "a summary of its own shape", '"no": "string"', "a field"):
+        playwright.expect(opened).to_contain_text(text)
+    playwright.expect(opened).not_to_contain_text("part 300")
+    opened.get_by_role("button", name="more parts").click()
+    playwright.expect(opened).to_contain_text("part 300")
+    shown.page.get_by_label("Outcome", exact=True).select_option("failed")
+    playwright.expect(shown.open_first()).to_contain_text('"toString":1')
+    assert shown.page.evaluate("({}).hidden") is None
+
+
+def test_an_address_and_a_click_lead_to_a_rollout_whatever_is_filtered(show: Any) -> None:
+    shown = show([rollout(task, index, reward=task % 2) for task in range(20) for index in range(2)], plots=False)
+    page = shown.page
+    playwright.expect(page.locator("#opened h3")).to_have_count(0)
+    page.evaluate("location.hash = '#rollout-0-31'")
+    playwright.expect(page.locator("#opened h3")).to_have_text("task 15 · row-15")
+    playwright.expect(page.locator("#reader")).to_be_in_viewport()
+    page.evaluate("scrollTo(0, 0)")
+    page.reload()
+    playwright.expect(page.locator("#opened h3")).to_have_text("task 15 · row-15")
+    playwright.expect(page.locator("#opened")).to_be_in_viewport()
+    page.locator("#query").fill("no text has this")
+    shown.expect_text("#found", "0 of 40 rollouts")
+    page.locator("#task-table .task-body .link").first.click()
+    shown.expect_text("#found", "2 of 40 rollouts")
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#task-filter").fill("1")
+    shown.expect_text("#found", "2 of 40 rollouts")
+    page.locator("#task-filter").fill("row-1")
+    shown.expect_text("#found", "22 of 40 rollouts")
+    page.evaluate("location.hash = '#rollout-0-4'")
+    shown.expect_text("#found", "40 rollouts")
+
+
+def test_nearly_all_is_not_shown_as_all(show: Any) -> None:
+    records = [rollout(task, reward=0.99999 if task == 0 else 1) for task in range(2500)]
+    shown = show([*records, *[rollout(0, index, reward=0.99999) for index in range(1, 5)]], plots=False)
+    for name, value in (("pass rate", "99.96 %"), ("output tokens", "10"), ("mean reward", "1")):
+        card = shown.page.locator(".card", has_text=name)
+        playwright.expect(card.locator(".card-value")).to_have_text(value)
+    playwright.expect(shown.page.locator("#list .row .badge").first).to_have_text("✗ 0.99999")
+    # Five tries are known of one task only.
+    shown.expect_count(".card:has-text('pass@')", 0)
+
+
+def test_runs_without_a_common_task_say_of_how_many_tasks_they_are(show: Any) -> None:
+    second = [rollout(100 + task, reward=0.5) for task in range(3)]
+    shown = show(([rollout(0), rollout(1)], [failure(2)]), second, plots=False)
+    summary = shown.page.locator("#summary")
+    playwright.expect(summary).to_contain_text("independent samples of 2 and 3 tasks with rewards")
+    playwright.expect(summary).to_contain_text("no interval: all tasks of a run are the same")
+    playwright.expect(shown.page.locator("#notices")).to_contain_text("With fewer than 30 tasks")
 
 
 def test_ten_thousand_rollouts_are_listed_searched_and_read(show: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +130,14 @@ def test_only_tasks_with_rewards_in_both_runs_have_a_part(tmp_path: Path) -> Non
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says(tmp_path: Path) -> None:
-    covered = 0
-    for seed in range(10):
-        by_task = [[float((task * 7919 + seed * 104729) % 1000 < 400)] for task in range(60)]
-        interval = run_intervals(rewards(tmp_path, "a", by_task))["reward"]
-        covered += interval.low is not None and interval.high is not None and interval.low <= 0.4 <= interval.high
+    chance = random.Random(11)
+    covered, widths = 0, []
+    for _ in range(10):
+        interval = run_intervals(rewards(tmp_path, "a", [[float(chance.random() < 0.4)] for _ in range(60)]))["reward"]
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= 0.4 <= interval.high
+        widths.append(interval.high - interval.low)
     assert covered >= 8
+    by_the_normal_distribution = 2 * 1.96 * math.sqrt(0.4 * 0.6 / 60)
+    assert statistics.fmean(widths) == pytest.approx(by_the_normal_distribution, rel=0.05)

@@ -8,7 +8,7 @@ from typing import Any
 from nemo_gym.reports.comparison import compare
 from nemo_gym.reports.figures import POINTS_SHOWN, TASKS_COMPARED, all_figures, names_of
 from nemo_gym.reports.plotting import BINS, Figure
-from nemo_gym.reports.runs import Run, read_run
+from nemo_gym.reports.runs import Run, read_run, shown_names
 from tests.report_rollouts import failure, many, rollout, write
 
 
@@ -18,7 +18,9 @@ def run_of(tmp_path: Path, name: str, records: Any, failures: Any = ()) -> Run:
 
 def figures_of(*runs: Run) -> dict[str, Figure]:
     comparison = compare(*runs) if len(runs) == 2 else None
-    return {figure.id: figure for figure in all_figures(runs, names_of(runs), comparison)}
+    return {
+        figure.id: figure for figure in all_figures(runs, names_of(shown_names([run.path for run in runs])), comparison)
+    }
 
 
 def view(figure: Figure, label: str) -> Any:
@@ -56,6 +58,21 @@ def test_pass_rates_are_ordered_and_lead_to_their_task(tmp_path: Path) -> None:
     assert curve["y"] == [0.0, 0.5, 1.0]
     assert curve["customdata"] == [[0, 0], [0, 1], [0, 2]]
     assert all(0 <= low <= 1 for low in curve["error_y"]["arrayminus"])
+
+
+def test_tasks_that_pass_now_and_then_are_apart_from_those_that_never_or_always_do(tmp_path: Path) -> None:
+    passes = {0: 0, 1: 1, 2: 15, 3: 29, 4: 30}
+    records = [rollout(task, at, float(at < count)) for task, count in passes.items() for at in range(30)]
+    (bars,) = view(figures_of(run_of(tmp_path, "a", records))["passrates"], "how many tasks").data
+    assert {x: y for x, y in zip(bars["x"], bars["y"], strict=True) if y} == {
+        "0 %": 1, "10 %": 1, "50 %": 1, "90 %": 1, "100 %": 1,
+    }  # fmt: skip
+
+
+def test_failed_rollouts_have_no_part_in_the_durations(tmp_path: Path) -> None:
+    figure = figures_of(run_of(tmp_path, "a", [rollout(0)], [failure(at) for at in range(1, 9)]))["durations"]
+    (box,) = view(figure, "spread").data
+    assert (box["median"], box["mean"], box["upperfence"]) == ([1.5], [1.5], [1.5])
 
 
 def test_the_line_is_of_all_rollouts_though_only_some_are_dots(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_rollouts_of_other_tools_are_shown_as_far_as_they_go(tmp_path: Path, rec
 def test_a_report_of_failures_alone_can_be_made(tmp_path: Path) -> None:
     report, page = made(tmp_path, [], [failure(0)])
     assert (report.rollouts, report.failed) == ((0,), (1,))
-    assert [figure["id"] for figure in facts_of(page)["figures"]] == ["durations", "failures"]
+    assert [figure["id"] for figure in facts_of(page)["figures"]] == ["failures"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from nemo_gym.rollouts.events import (
     RolloutRunAgain,
     RolloutStarted,
 )
+from nemo_gym.rollouts.progress_record import RunProgress, read_runs
 from nemo_gym.server_utils import ServerClient, close_client
 from tests.fake_agent import FakeAgent, read_lines, running_fake_agent, write_rows
 
@@ -157,6 +160,9 @@ async def test_events_tell_every_step(bench: Bench) -> None:
         RolloutFailed,
     ]
     assert bench.events[0] == CollectionStarted(total=2, already_done=0)
+    again = bench.events[2]
+    assert isinstance(again, RolloutRunAgain)
+    assert (again.attempt_index, again.failure_class) == (1, "http_error")
     finished = bench.events[3]
     assert isinstance(finished, RolloutFinished)
     assert finished.reward == 1.0
@@ -167,7 +173,7 @@ async def test_a_lost_session_is_run_again_from_its_row(bench: Bench) -> None:
     write_rows(bench.input, {"id": 7, "behaviours": [410, 410, "ok"]})
     summary = await bench.collector().run()
 
-    assert (summary.finished, summary.failed, summary.run_again) == (1, 0, 2)
+    assert (summary.finished, summary.failed, summary.run_again, summary.lost_sessions) == (1, 0, 2, 2)
     assert [(call["id"], call["_ng_attempt_index"]) for call in bench.agent.calls] == [(7, 0), (7, 1), (7, 2)]
     assert read_lines(bench.output)[0]["_ng_attempt_index"] == 2
 
@@ -480,3 +486,71 @@ async def test_an_input_that_is_the_output_by_another_name_is_refused(bench: Ben
 async def test_more_rollouts_than_can_be_kept_account_of_are_refused(bench: Bench) -> None:
     with pytest.raises(UsageError, match="rollouts"):
         await bench.collector(num_repeats=10**15).run()
+
+
+async def test_each_attempt_names_its_rollout_to_the_agent(bench: Bench) -> None:
+    write_rows(bench.input, {"id": 0, "behaviours": [503, "ok"]}, {"id": 1})
+    await bench.collector(num_repeats=2).run()
+    assert Counter(bench.agent.rollout_ids) == {"0-0": 2, "0-1": 2, "1-0": 1, "1-1": 1}
+
+
+async def test_where_the_time_went_is_kept_as_far_as_the_agent_tells(bench: Bench) -> None:
+    parts = {"model": 1.5, "tools": 0.5, "seed": 0.1, "verify": 0.2}
+    told = [
+        {"reward": 1.0, "_ng_rollout_seconds": said}
+        for said in (parts, "long", {"total": -1, "model": 2, "x": "1", "y": True})
+    ]
+    of_an_earlier_run = {"id": 3, "_ng_rollout_seconds": {"model": 9}}
+    write_rows(bench.input, *({"behaviours": [reply]} for reply in told), of_an_earlier_run)
+    await bench.collector().run()
+    lines = {line["_ng_task_index"]: line for line in read_lines(bench.output)}
+    seconds = [lines[task]["_ng_rollout_seconds"] for task in range(4)]
+    by_part = [{part: told for part, told in one.items() if part != "total"} for one in seconds]
+    assert by_part == [parts, {}, {"model": 2}, {}]
+    assert all(lines[task]["_ng_duration_s"] == seconds[task]["total"] > 0 for task in range(4))
+
+
+def first_run_seen() -> RunProgress:
+    """Wait until a run has a record."""
+    deadline = time.monotonic() + 20
+    while not (runs := read_runs()):
+        assert time.monotonic() < deadline, "no run has a record"
+        time.sleep(0.01)
+    return runs[0]
+
+
+async def test_the_run_is_seen_from_elsewhere_while_it_goes_on(bench: Bench) -> None:
+    write_rows(bench.input, {"id": 0}, {"behaviours": ["hold"]})
+    run = asyncio.create_task(bench.collector(concurrency=2).run())
+    seen = await asyncio.to_thread(first_run_seen)
+    assert (seen.total, seen.already_done, seen.finished) == (2, 0, None)
+    assert (seen.agent, seen.output, seen.head_url) == ("agent", str(bench.output), "http://127.0.0.1:1")
+    bench.agent.release()
+    await run
+    assert [(one.done, one.finished) for one in read_runs()] == [(2, "completed")]
+
+
+def has_been_asked(agent: FakeAgent, times: int) -> bool:
+    return len(agent.calls) == times
+
+
+async def test_a_record_tells_how_a_run_ended_that_did_not_come_to_its_end(bench: Bench) -> None:
+    write_rows(bench.input, {"behaviours": ["hold"]})
+    for number in range(2):
+        collector = bench.collector()
+        run = asyncio.create_task(collector.run())
+        await bench.agent.until(partial(has_been_asked, bench.agent, number + 1))
+        if number:
+            collector.stop("the server x has exited")
+        else:
+            run.cancel()
+        await asyncio.wait([run])
+    assert Counter(one.finished for one in read_runs()) == {"interrupted": 1, "failed": 1}
+
+
+async def test_a_state_directory_that_can_not_be_written_fails_no_run(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NEMO_GYM_STATE_DIR", str(bench.input))
+    assert (await bench.collector().run()).complete
+    assert caplog.text.count("the run's progress can't be shown elsewhere") == 1
