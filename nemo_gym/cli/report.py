@@ -41,19 +41,20 @@ def report(
     rollouts: Annotated[Path, typer.Argument(metavar="ROLLOUTS", help="A rollouts file.", show_default=False)],
     other: Annotated[
         Path | None,
-        typer.Argument(metavar="[ROLLOUTS_B]", help="Another one, compared with the first.", show_default=False),
+        typer.Argument(metavar="ROLLOUTS_B", help="Another one, compared with the first.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page. [default: beside ROLLOUTS, named after it]"),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The page.", show_default="beside ROLLOUTS, named after it"
+        ),
     ] = None,
     pass_threshold: PassThreshold = PASS_THRESHOLD,
     pair_by: Annotated[
         PairBy | None,
         typer.Option(
-            help="What tells that tasks of two runs are the same: their row's content or its number. "
-            "[default: the content, where both files tell it]",
-            show_default=False,
+            help="What tells that tasks of two runs are the same: their row's content or its number.",
+            show_default="the content, where both files tell it",
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
@@ -87,7 +88,7 @@ def _tell(written: WrittenReport) -> None:
         note(f"{letter}{rollouts:,} rollout{'' if rollouts == 1 else 's'}, {failed:,} failed")
     comparison = written.comparison
     if comparison is not None and comparison.paired_by is None:
-        note("no task is in both runs: they are compared as a whole (see --pair-by)", style="yellow")
+        note("no task has a result in both runs: they are compared as a whole (see --pair-by)", style="yellow")
     elif comparison is not None:
         note(f"tasks: {comparison.better} better, {comparison.worse} worse, {comparison.same} the same")
     write_line(f"report: {shown_path(written.path)}")

@@ -96,7 +96,7 @@ class Comparison:
     """What sets a second run apart from a first.
 
     Args:
-        paired_by: What told that two tasks are the same: `row`, `index`, or None where no task is in both.
+        paired_by: What told that two tasks are the same: `row`, `index`, or None where no task has results in both.
         pairs: The tasks that both have.
         only_first: How many tasks have a reward in the first run only.
         only_second: How many in the second only.
@@ -135,16 +135,15 @@ def compare(first: Run, second: Run, pair_by: PairBy | None = None) -> Compariso
             number; by default the digest, or the number where a run has no digests.
     """
     chosen = pair_by or ("row" if _has_digests(first) and _has_digests(second) else "index")
-    firsts, seconds = _keyed(first, chosen), _keyed(second, chosen)
-    common = [key for key in firsts if key in seconds]
-    ours, theirs = [firsts[key] for key in common], [seconds[key] for key in common]
+    ours, theirs = _matched(first, second, chosen)
     pairs = tuple(_pair(first, a, second, b) for a, b in zip(ours, theirs, strict=True))
     differences = [pair.difference for pair in pairs if pair.difference is not None]
     better = sum(difference > _EQUAL for difference in differences)
     worse = sum(difference < -_EQUAL for difference in differences)
-    measures = _paired(first, ours, second, theirs) if differences else _unpaired(first, second)
+    paired = any(a.results and b.results for a, b in zip(ours, theirs, strict=True))
+    measures = _paired(first, ours, second, theirs) if paired else _unpaired(first, second)
     return Comparison(
-        paired_by=chosen if differences else None,
+        paired_by=chosen if paired else None,
         pairs=pairs,
         only_first=sum(bool(task.places) for task in first.tasks) - len(differences),
         only_second=sum(bool(task.places) for task in second.tasks) - len(differences),
@@ -204,7 +203,21 @@ def _pair(first: Run, a: Task, second: Run, b: Task) -> TaskPair:
 
 
 def _has_digests(run: Run) -> bool:
-    return all(task.digest for task in run.tasks if task.places)
+    return all(task.digest for task in run.tasks if task.results)
+
+
+def _matched(first: Run, second: Run, pair_by: PairBy) -> tuple[list[Task], list[Task]]:
+    """Return the tasks that both runs have, those of the one and those of the other in the same order."""
+    firsts, seconds = _keyed(first, pair_by), _keyed(second, pair_by)
+    matched = [(firsts[key], seconds[key]) for key in firsts if key in seconds]
+    # A task that only failed has no digest. It goes with the row of its number: no figure depends on it.
+    paired = {a.index for a, _ in matched}, {b.index for _, b in matched}
+    left = {task.index: task for task in second.tasks if task.index not in paired[1]}
+    for task in first.tasks:
+        other = left.get(task.index)
+        if other and task.index >= 0 and task.index not in paired[0] and not (task.results and other.results):
+            matched.append((task, other))
+    return [a for a, _ in matched], [b for _, b in matched]
 
 
 def _keyed(run: Run, pair_by: PairBy) -> dict[tuple[str, int], Task]:

@@ -55,10 +55,10 @@ function notices(facts) {
     const failed = Object.values(run.failures).reduce((sum, number) => sum + number, 0);
     if (failed) {
       const share = percent(failed / run.rollouts.task.length);
-      texts.push(`${run.name}: ${plural(failed, "rollout")} (${share}) failed and have no part in any figure of rewards.`);
+      texts.push(`${run.name}: ${plural(failed, "rollout")} (${share}) failed and ${failed === 1 ? "has" : "have"} no part in any other figure.`);
     }
   }
-  const scored = two ? facts.comparison.measures.filter((measured) => measured.name === "reward").map((measured) => measured.tasks)
+  const scored = two ? [Math.max(...facts.comparison.measures.map((measured) => measured.tasks))]
     : facts.runs.map((run) => run.tasks.filter((task) => task.scored).length);
   if (scored.some((tasks) => tasks > 1 && tasks < facts.few_tasks)) texts.push(`With fewer than ${facts.few_tasks} tasks the intervals tend to be too narrow.`);
   return texts.map((text) => el("p", { class: "notice" }, text));
@@ -97,7 +97,7 @@ function comparisonText(facts) {
   const pairing = comparison.paired_by
     ? `Paired by task: ${plural(both, "task")} with rewards in both runs, told by ${by}`
       + `${left ? `; ${count(comparison.only_first)} with rewards only in A and ${count(comparison.only_second)} only in B are left out here` : ""}.`
-    : `No task is in both runs, so they are compared as independent samples of ${count(comparison.only_first)} and ${plural(comparison.only_second, "task")} with rewards. `
+    : `No task has a result in both runs, so they are compared as independent samples of ${count(comparison.only_first)} and ${plural(comparison.only_second, "task")} with rewards. `
       + "If their rows are the same tasks in the same order, --pair-by index pairs them by number.";
   const method = "Every figure is the mean over tasks of each task's mean. Intervals are 95 %, by the percentile bootstrap over tasks "
     + "(all rollouts of a task are drawn together), with a fixed seed. ● marks a difference whose interval leaves out zero.";

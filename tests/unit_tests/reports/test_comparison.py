@@ -94,6 +94,30 @@ def test_rows_are_paired_by_what_they_hold_wherever_they_stand(tmp_path: Path) -
     assert [(pair.first.index, pair.second.index) for pair in by_index.pairs] == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_runs_without_rewards_are_paired_for_what_they_have(tmp_path: Path) -> None:
+    first = run_of(tmp_path, "a", [rollout(task, reward=None, tokens=10 * task) for task in range(9)])
+    second = run_of(tmp_path, "b", [rollout(task, reward=None, tokens=11 * task) for task in range(9)])
+    found = compare(first, second)
+    assert (found.paired_by, found.better, found.same, found.worse, found.sign_test) == ("row", 0, 0, 0, None)
+    tokens = measured(found, "output_tokens").difference
+    assert tokens.value == 4.0
+    assert 2.0 < tokens.low < 4.0 < tokens.high < 6.0
+    bare = [rollout(task, reward=None, _ng_row_digest=None) for task in range(9)]
+    assert compare(first, run_of(tmp_path, "d", bare)).paired_by == "index"
+    alone = run_of(tmp_path, "c", [], [failure(task) for task in range(9)])
+    assert compare(first, alone).paired_by is None
+
+
+def test_a_row_that_only_failed_in_a_run_stands_beside_that_of_its_number(tmp_path: Path) -> None:
+    first = run_of(tmp_path, "a", [rollout(0)], [failure(1), failure(2), failure(4)])
+    second = run_of(tmp_path, "b", [rollout(0), rollout(1), rollout(3, _ng_row_digest=f"{4:016x}")], [failure(2)])
+    found = compare(first, second)
+    assert found.paired_by == "row"
+    assert [(pair.first.index, pair.second.index) for pair in found.pairs] == [(0, 0), (1, 1), (2, 2)]
+    assert (found.same, found.only_first, found.only_second) == (1, 0, 2)
+    assert measured(found, "reward").tasks == 1
+
+
 def test_equal_rows_are_paired_one_by_one(tmp_path: Path) -> None:
     first = rewards(tmp_path, "a", [[0.0], [1.0]], _ng_row_digest="same")
     second = rewards(tmp_path, "b", [[1.0], [1.0]], _ng_row_digest="same")

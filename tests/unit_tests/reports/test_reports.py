@@ -256,9 +256,17 @@ def test_the_command_writes_beside_the_rollouts_and_says_where(
         f"report: {tmp_path / 'a_and_b_report.html'}",
     ]
     assert "tasks: 3 better, 0 worse, 0 the same" in told.err
+    assert "A: 3 rollouts, 0 failed\nB: 3 rollouts, 0 failed\n" in told.err
     assert default_output([first, second]) == tmp_path / "a_and_b_report.html"
     assert gym(["eval", "report", str(tmp_path / "none.jsonl")]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_help_tells_what_holds_unless_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gym(["eval", "report", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "beside ROLLOUTS, named after it" in told
+    assert "the content, where both files tell it" in told
 
 
 def test_without_the_extra_the_command_says_what_to_install(
