@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import typer
 
-from nemo_gym.logs.redaction import Redactor
+from nemo_gym.logs.redaction import MASK, Redactor
 
+_LEFT_OUT: Final = "..."
 _SECRET: Final = re.compile(r"(key|token|secret|password)$", re.IGNORECASE)
 
 
@@ -39,6 +40,11 @@ def call_again(context: typer.Context, changes: Mapping[str, Any], redact: Redac
     return shlex.join(redact(word) for word in [*words, *last])
 
 
+def hides_secrets(command: str) -> bool:
+    """Return whether secrets have to be put into a command of `call_again` before it can be used."""
+    return MASK in command or f"={_LEFT_OUT}" in command
+
+
 def _option(name: str, value: Any) -> Iterator[str]:
     for one in _values(value):
         yield name
@@ -54,4 +60,4 @@ def _values(value: Any) -> list[Any]:
 
 def _without_secret(override: str) -> str:
     key, equals, _ = override.partition("=")
-    return f"{key}=..." if equals and _SECRET.search(key) else override
+    return f"{key}={_LEFT_OUT}" if equals and _SECRET.search(key) else override

@@ -39,6 +39,7 @@ def metrics_table(rows: Iterable[MetricRow]) -> Table:
     table = plain_table(("metric", "value", "", "note"), ())
     table.columns[1].justify = "right"
     table.columns[1].no_wrap = True
+    table.columns[1].overflow = "ellipsis"  # a number that is cut off must not look like another
     for row in rows:
         value = _number(row.value)
         if row.std_err is not None:

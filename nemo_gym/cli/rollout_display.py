@@ -27,6 +27,7 @@ _SECONDS_BETWEEN_ESTIMATES: Final = 1.0
 _LINES_OF_A_RUN: Final = 30
 _OLD_S: Final = 10.0
 _BAR_WIDTH: Final = 30
+_NARROWEST_WITH_BAR: Final = 60
 
 
 class RolloutDisplay:
@@ -122,16 +123,19 @@ class RolloutDisplay:
     def _frame(self) -> RenderableType:
         tally = self._tally
         done = tally.already_done + tally.ended
-        bar = ProgressBar(total=max(1, tally.total), completed=done, width=min(_BAR_WIDTH, self._console.width // 3))
         facts = [f"{done}/{tally.total}", f"{100 * done / max(1, tally.total):.0f} %"]
         if self._left is not None and not self._over:
             facts.append(f"about {duration(self._left)} left")
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row(Text("rollouts"), bar, Text("  ".join(facts)))
-        lines = [Text("  ".join(self._pace()))]
+        lines: list[RenderableType] = [Text("  ".join(["rollouts", *facts]))]
+        if self._console.width >= _NARROWEST_WITH_BAR:  # where it is narrower a table would cut numbers off
+            width = min(_BAR_WIDTH, self._console.width // 3)
+            bar = ProgressBar(total=max(1, tally.total), completed=done, width=width)
+            lines[0] = grid = Table.grid(padding=(0, 2))
+            grid.add_row(Text("rollouts"), bar, Text("  ".join(facts)))
+        lines.append(Text("  ".join(self._pace())))
         if trouble := self._trouble():
             lines.append(Text("  ".join(trouble), style="yellow"))
-        return Group(grid, *lines)
+        return Group(*lines)
 
     def _pace(self) -> list[str]:
         tally = self._tally

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nemo_gym.cli.call_again import hides_secrets
 from nemo_gym.cli.output import plain_table, shown_path
 from nemo_gym.cli.rendering import duration, one_line
 from nemo_gym.cli.reports import show_profile
@@ -107,10 +108,11 @@ class RunSummary:
         if counts.already_done + counts.finished:
             yield "to read them", shlex.join(["gym", "eval", "report", shown_path(self.files.output)])
         left = counts.total - counts.already_done - counts.finished
+        secrets = ", with its secrets put in" if hides_secrets(self.call_again) else ""
         if left > counts.failed:
-            yield f"to go on with the {left} that are left", self.call_again
+            yield f"to go on with the {left} that are left{secrets}", self.call_again
         elif left:
-            yield f"to make the {left} that failed again", self.call_again
+            yield f"to make the {left} that failed again{secrets}", self.call_again
 
 
 def _counts_table(counts: CollectionSummary, tally: RunTally) -> Table:
@@ -123,12 +125,15 @@ def _counts_table(counts: CollectionSummary, tally: RunTally) -> Table:
         rows.append(("not made", str(left), "under way or waiting when the run ended"))
     if counts.run_again:
         remarks = [f"{counts.lost_sessions} of them for a lost session"] if counts.lost_sessions else []
-        if tally.run_again:
-            remarks.append(f"most often: {one_line(tally.troubles.most_frequent_reason, _REASON_LENGTH)}")
-        rows.append(("run again", str(counts.run_again), "; ".join(remarks)))
+        if tally.troubles.count:
+            who = "others mostly" if remarks else "mostly"
+            remarks.append(f"{who}: {one_line(tally.troubles.most_frequent_reason, _REASON_LENGTH)}")
+        rows.append(("run again", str(counts.run_again), ", ".join(remarks)))
     rows.append(("took", duration(counts.duration_s), f"{_per_second(counts):.3g} rollouts/s"))
     table = plain_table(("this run", "", ""), ())
     table.columns[1].justify = "right"
+    table.columns[1].no_wrap = True
+    table.columns[2].overflow = "ellipsis"  # a number that is folded would be two
     for name, value, remark in rows:
         table.add_row(name, value, Text(remark, style="dim"))
     return table

@@ -105,7 +105,7 @@ def _now() -> str:
 
 
 def _show_json(found: Sequence[DeploymentStatus]) -> None:
-    write_line(orjson.dumps([_described(one) for one in found], option=orjson.OPT_NON_STR_KEYS).decode())
+    write_line(orjson.dumps([_described(one) for one in found]).decode())
 
 
 def _described(deployment: DeploymentStatus) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class StatusView:
             lines = self._wrapped(console, options.max_width, all_workers=False)
         if self._fits_window and len(lines) > console.height:
             kept = max(1, console.height - 1)
-            more = Text(f"({len(lines) - kept} more lines: a higher window shows them)", style="dim")
+            more = Text(f"({len(lines) - kept} more lines do not fit)", style="dim", no_wrap=True)
             lines = [*lines[:kept], more]
         yield from lines
 

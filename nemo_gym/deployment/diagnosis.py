@@ -6,7 +6,7 @@ them: small numbers, which chance alone explains, are no finding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
@@ -258,11 +258,10 @@ def _lost_replies(look: _Look) -> Iterator[Finding]:
 
 def _uneven(look: _Look) -> Iterator[Finding]:
     answering = [worker for worker in look.figures.workers if worker.responding and worker.state != _LEAVING]
-    first = min((worker.started_at for worker in answering), default=0.0)
-    settled = [worker for worker in answering if worker.started_at - first < NEWCOMER_S or look.age(worker) > RECENT_S]
-    total = sum(worker.sessions_open for worker in settled)
+    settled = [worker for worker in answering if not _is_newcomer(look, worker, answering)]
     if len(settled) < 2:
         return
+    total = sum(worker.sessions_open for worker in settled)
     share = total / len(settled)
     most = max(settled, key=lambda worker: worker.sessions_open)
     if most.sessions_open >= max(MIN_SESSIONS, UNEVEN_FACTOR * share, share + UNEVEN_SIGMAS * sqrt(share)):
@@ -272,6 +271,13 @@ def _uneven(look: _Look) -> Iterator[Finding]:
             "Sessions that begin by POST /seed_session are spread evenly"
         )
         yield look.finding(Severity.WARNING, FindingKind.UNEVEN, text, most)
+
+
+def _is_newcomer(look: _Look, worker: WorkerFigures, among: Sequence[WorkerFigures]) -> bool:
+    first = min(among, key=lambda one: one.started_at)
+    # One with more restarts has come in place of another, which took its sessions along, however young both are.
+    came_later = worker.started_at - first.started_at >= NEWCOMER_S or worker.restarts > first.restarts
+    return came_later and look.age(worker) <= RECENT_S
 
 
 def _blocked(look: _Look) -> Iterator[Finding]:

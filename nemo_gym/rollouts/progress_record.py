@@ -114,7 +114,7 @@ class ProgressRecord:
         self.run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{self.pid}-{secrets.token_hex(2)}"
         self._path: Path | None = None
         self._lock: FileIO | None = None
-        self._troubled = False
+        self._troubled = self._is_stale = False
 
     def write(self, progress: RunProgress) -> None:
         """Replace the record at once, so that readers see it whole or not at all. Blocks for one small write."""
@@ -125,7 +125,9 @@ class ProgressRecord:
             unfinished = path.with_suffix(".new")
             unfinished.write_bytes(content)
             unfinished.replace(path)
+            self._is_stale = False
         except (OSError, RuntimeError) as error:  # a RuntimeError when there is no home directory
+            self._is_stale = True
             if not self._troubled:
                 self._troubled = True
                 logger.warning("the run's progress can't be shown elsewhere: %s", error)
@@ -134,11 +136,13 @@ class ProgressRecord:
                     unfinished.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the record; its file stays."""
-        if self._lock is not None:
-            assert self._path is not None
+        """Let go of the record; its file stays, unless the last of it could not be written."""
+        if self._path is not None:
             with suppress(OSError):
+                if self._is_stale:
+                    self._path.unlink(missing_ok=True)
                 _lock_path(self._path).unlink(missing_ok=True)
+        if self._lock is not None:
             self._lock.close()
             self._lock = None
 

@@ -80,7 +80,7 @@ class RunTally:
         self.reward_histogram = [0] * (len(REWARD_BOUNDS) + 1)
         self.failures: dict[str, FailureKind] = {}
         self.troubles = FailureKind()
-        """What rollouts were run again for."""
+        """What rollouts were run again for, lost sessions aside."""
         self._clock = clock
         self._began = clock()
         self._begun: dict[tuple[int, int], float] = {}
@@ -103,8 +103,10 @@ class RunTally:
                 self.failures.setdefault(event.failure_class, FailureKind()).add(event.reason)
             case RolloutRunAgain():
                 self.run_again += 1
-                self.lost_sessions += event.failure_class == SESSION_LOST
-                self.troubles.add(event.reason)
+                if event.failure_class == SESSION_LOST:
+                    self.lost_sessions += 1
+                else:
+                    self.troubles.add(event.reason)
             case CollectionStarted():
                 self.total, self.already_done = event.total, event.already_done
                 self._began = self._clock()

@@ -162,6 +162,15 @@ def test_a_newcomer_without_sessions_does_not_make_the_others_look_greedy() -> N
     assert diagnose(server(worker(0, sessions_open=500), worker(1, sessions_open=500), newcomer)) == []
 
 
+def test_while_all_workers_are_replaced_the_last_old_one_is_not_greedy() -> None:
+    new = [worker(slot, pid=7 + slot, restarts=1, started_at=NOW - 3) for slot in (0, 1)]
+    old = worker(2, sessions_open=50, started_at=NOW - 20)
+    assert diagnose(server(*new, old)) == []
+    even_again = [replace(one, sessions_open=5) for one in new]
+    greedy = worker(2, pid=9, restarts=1, sessions_open=90, started_at=NOW - 2)
+    assert kinds(server(*even_again, greedy)) == [FindingKind.UNEVEN]
+
+
 def test_a_silent_worker_does_not_make_the_others_look_greedy() -> None:
     silent = worker(2, responding=False)
     figures = server(worker(0, sessions_open=500), worker(1, sessions_open=500), silent)

@@ -67,7 +67,7 @@ function broken(error) {
   state.tag = null;
   live("lost", "can't be shown");
   document.body.classList.add("stale");
-  banner(`This page can't show what the head server says (${error.message}). Reload it; where that does not help, this is an error of the page, and \`gym env status\` shows the same.`, "error");
+  banner(`This page can't show what the head server says (${error.message}). Reload it; where that does not help, gym env status shows the same in a terminal.`, "error");
 }
 
 async function ask() {
@@ -77,8 +77,7 @@ async function ask() {
   if (!reply.ok) throw new Error(`it answered ${reply.status}`);
   const data = await reply.json();
   if (!data.deployment) throw new Error("something else answered");
-  state.tag = reply.headers.get("ETag");
-  return data;
+  return { data, tag: reply.headers.get("ETag") };
 }
 
 function reason(error) {
@@ -88,18 +87,21 @@ function reason(error) {
 }
 
 async function look() {
-  let data;
+  let news;
   try {
-    data = await ask();
+    news = await ask();
   } catch (error) {
-    lost(reason(error));
+    if (!state.paused) lost(reason(error));
     return;
   }
+  // The pause may have begun while the answer was under way.
+  if (state.paused) return;
   found();
-  if (data !== null) {
+  if (news !== null) {
     state.changedAt = performance.now();
     try {
-      show(data);
+      show(news.data);
+      state.tag = news.tag;
     } catch (error) {
       broken(error);
       return;

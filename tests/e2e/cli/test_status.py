@@ -77,11 +77,11 @@ class Running:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as reply:
             return bytes(reply.read())
 
-    def metric(self, name: str) -> dict[str, float]:
-        """The samples of a metric by worker."""
-        families = text_string_to_metric_families(self.get("/metrics").decode())
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return {sample.labels["worker"]: sample.value for sample in samples}
+    def metrics(self, *names: str) -> list[dict[str, float]]:
+        """The samples of metrics, as they are at one time, each by worker."""
+        families = list(text_string_to_metric_families(self.get("/metrics").decode()))
+        samples = [sample for family in families for sample in family.samples]
+        return [{one.labels["worker"]: one.value for one in samples if one.name == name} for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +167,12 @@ def test_a_killed_worker_is_seen_in_status_json_and_metrics(running: Running) ->
     assert f"(killed by SIGKILL); {replaced.sessions_lost} sessions lost in its place so far" in text
     assert any({slot, str(replaced.pid)} <= set(line.split()) for line in text.splitlines())
 
-    assert running.metric("nemo_gym_worker_restarts_total")[slot] == replaced.restarts
-    assert running.metric("nemo_gym_sessions_lost_total")[slot] == replaced.sessions_lost
-    assert running.metric("nemo_gym_worker_start_time_seconds")[slot] > victim.started_at
-    eventually(lambda: running.metric("nemo_gym_worker_up") == {str(number): 1 for number in range(WORKERS)})
+    restarts, lost, started_at = running.metrics(
+        "nemo_gym_worker_restarts_total", "nemo_gym_sessions_lost_total", "nemo_gym_worker_start_time_seconds"
+    )
+    assert (restarts[slot], lost[slot]) == (replaced.restarts, replaced.sessions_lost)
+    assert started_at[slot] > victim.started_at
+    eventually(lambda: running.metrics("nemo_gym_worker_up") == [{str(number): 1 for number in range(WORKERS)}])
 
 
 def test_a_frozen_worker_is_an_error_until_it_goes_on(running: Running) -> None:
@@ -182,8 +184,9 @@ def test_a_frozen_worker_is_an_error_until_it_goes_on(running: Running) -> None:
         assert row["responding"] is False
         (finding,) = [one for one in server["findings"] if one["kind"] == "not_responding" and one["worker"] == 1]
         assert finding["severity"] == "error"
-        assert running.metric("nemo_gym_worker_up")[str(victim.slot)] == 0
-        assert str(victim.slot) not in running.metric("nemo_gym_sessions_open")
+        up, sessions = running.metrics("nemo_gym_worker_up", "nemo_gym_sessions_open")
+        assert up[str(victim.slot)] == 0
+        assert str(victim.slot) not in sessions
     eventually(lambda: running.figures().is_complete)
     running.status()
 
@@ -225,4 +228,4 @@ def test_a_worker_that_dies_over_and_over_is_an_error(running: Running) -> None:
         victim = successor(running, victim)
     (finding,) = [one for one in running.status(code=1)["findings"] if one["kind"] == "restarting"]
     assert (finding["severity"], finding["worker"]) == ("error", 2)
-    assert f"worker 2 restarts over and over: {victim.restarts} times" in finding["text"]
+    assert f"worker 2 restarts over and over: {victim.deaths} times" in finding["text"]

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from starlette.responses import Response
 
 from nemo_gym.config_types import BaseServerConfig, ServerInstance
 from nemo_gym.dashboard import board
@@ -24,6 +26,9 @@ from nemo_gym.server.head import HeadServer, application
 from tests.e2e.dashboard.conftest import Visit
 from tests.figures_server import FiguresServer, instance
 from tests.support import serving
+
+if TYPE_CHECKING:
+    from playwright.async_api import Route
 
 Visiting = Callable[..., AbstractAsyncContextManager[Visit]]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -144,15 +149,20 @@ async def test_a_run_is_seen_and_followed(visiting: Visiting, head: str) -> None
 
 
 async def test_problems_are_told_in_words_and_announced_once(
-    visiting: Visiting, head: str, counter: FiguresServer
+    visiting: Visiting, head: str, counter: FiguresServer, agent: FiguresServer
 ) -> None:
+    # A note is no problem.
+    agent.figures = replace(agent.figures, lost_with_removed=2)
     async with visiting(head) as visit:
+        await visit.sees("2 sessions lost")
         await visit.sees("nothing is wrong")
+        assert await visit.page.title() == "NeMo Gym"
         counter.change(
             1, worker_id="new", pid=9, restarts=1, last_exit="killed by SIGKILL", sessions_open=0, sessions_lost=11,
             started_at=counter.figures.at + 29,
         )  # fmt: skip
         await visit.sees("1 problem", "#verdict")
+        assert await visit.page.title() == "(1) NeMo Gym"
         await visit.sees("worker 1 was replaced (killed by SIGKILL); 11 sessions lost with it", "#events")
         await visit.shows("#announcements", re.compile(r"Problem\. counter: worker 1"))
         told = await visit.text("#announcements")
@@ -193,6 +203,34 @@ async def test_a_head_server_that_goes_and_comes_back_is_told_and_followed(
             await visit.shows(cell("counter", 0, 3), "55")
             assert (await visit.text("#live")).startswith("live")
             assert await visit.page.locator("body.stale").count() == 0
+
+
+async def test_what_the_page_cannot_show_is_told_until_it_can(visiting: Visiting, head: str) -> None:
+    record = ProgressRecord()
+    async with visiting(head, may_fail=True) as visit:
+        await visit.sees("nothing is wrong")
+        record.write(progress(record, head, reward_bounds=[None, 1.0]))
+        await visit.sees("This page can't show what the head server says", "#banner")
+        assert await visit.text("#live") == "can't be shown"
+        record.write(progress(record, head))
+        await visit.sees("50\u2009/\u2009200")
+        await visit.page.locator("#banner").wait_for(state="hidden")
+        assert (await visit.text("#live")).startswith("live")
+    record.close()
+
+
+async def test_workers_of_a_server_that_does_not_answer_or_hides_them_do_not_count_as_well(
+    visiting: Visiting, head: str, counter: FiguresServer, agent: FiguresServer
+) -> None:
+    async with visiting(head) as visit:
+        await visit.shows("#tiles .tile:last-child .value", "4/4")
+        agent.reply = lambda: Response(status_code=404)
+        await visit.shows("#tiles .tile:last-child .value", "3/3")
+        agent.health = 500
+        await visit.shows("#tiles .tile:last-child .value", "3/4")
+        counter.health, counter.reply = 500, lambda: Response(status_code=404)
+        await visit.shows("#tiles .tile:last-child .value", "\u2013")
+        assert await visit.page.locator("table.workers:visible").count() == 0
 
 
 async def test_a_narrow_window_never_scrolls_sideways(visiting: Visiting, head: str) -> None:
@@ -262,6 +300,31 @@ async def test_pause_holds_the_figures_until_it_is_lifted(
         assert await visit.text(cell("counter", 0, 3)) == "10"
         await visit.page.keyboard.press("Space")
         await visit.shows(cell("counter", 0, 3), "60")
+
+
+async def test_an_answer_that_was_under_way_does_not_end_a_pause(
+    visiting: Visiting, head: str, counter: FiguresServer
+) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        asked.set()
+        await may_answer.wait()
+        await route.continue_()
+
+    async with visiting(head) as visit:
+        await visit.sees("nothing is wrong")
+        await visit.page.route("**/dashboard/data", hold)
+        counter.change(0, sessions_open=60)
+        await asyncio.wait_for(asked.wait(), 60)
+        await visit.page.locator("#pause").click()
+        await until_known(head, 60)
+        async with visit.page.expect_response("**/dashboard/data") as reply:
+            may_answer.set()
+        await (await reply.value).finished()
+        await visit.page.evaluate("new Promise((resolve) => setTimeout(resolve))")
+        assert (await visit.text("#live")).startswith("paused at")
+        assert await visit.text(cell("counter", 0, 3)) == "10"
 
 
 async def test_charts_have_their_data_as_text_and_as_a_table(visiting: Visiting, head: str) -> None:

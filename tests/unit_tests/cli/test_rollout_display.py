@@ -131,6 +131,14 @@ def test_on_a_terminal_progress_is_a_bar_and_the_cursor_comes_back(width: int) -
     assert bench.stream.getvalue().rindex("\x1b[?25h") > bench.stream.getvalue().rindex("\x1b[?25l")
 
 
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    bench = Bench(terminal=True, width=20)
+    bench.count(CollectionStarted(total=123_456, already_done=100_000))
+    bench.display.show()
+    assert "rollouts" in bench.text.split()
+    assert "100000/123456" in bench.text.split()
+
+
 def test_a_terminal_that_can_not_move_its_cursor_gets_lines() -> None:
     bench = Bench(terminal=True, term="dumb")
     bench.count(CollectionStarted(total=4, already_done=0), RolloutStarted(0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shlex
@@ -97,6 +98,17 @@ def test_a_run_that_ended_early_shows_what_it_has_and_how_to_go_on(files: Rollou
     assert lines[-1] == f"to go on with the 8 that are left: {AGAIN}"
 
 
+def test_a_narrow_terminal_shows_whole_numbers_or_that_they_are_cut(files: RolloutFiles) -> None:
+    stream = io.StringIO()
+    summary = summary_of(files, CollectionSummary(total=20_000, finished=12_345, duration_s=1.0))
+    profile = dataclasses.replace(profile_rollouts(files.output), rollouts=12_345)
+    summary.show(Console(file=stream, width=20, highlight=False), profile, {})
+    lines = stream.getvalue().splitlines()
+    assert next(line for line in lines if line.startswith("finished")).split()[1] == "12345"
+    large = [word for word in " ".join(lines).split() if word.startswith(("12", "20"))]
+    assert all(word in ("12345", "20000") or word.endswith("\u2026") for word in large), large
+
+
 def test_what_is_to_be_typed_can_be_pasted(files: RolloutFiles) -> None:
     renamed = RolloutFiles(files.output.rename(files.output.with_name("it's mine.jsonl")))
     lines = lines_of(summary_of(renamed, CollectionSummary(total=2, finished=2, duration_s=1.0)))
@@ -105,10 +117,20 @@ def test_what_is_to_be_typed_can_be_pasted(files: RolloutFiles) -> None:
 
 
 def test_what_rollouts_were_run_again_for_is_told(files: RolloutFiles) -> None:
-    summary = summary_of(files, CollectionSummary(total=2, finished=2, run_again=3, lost_sessions=1, duration_s=1.0))
-    for reason in ("lost", "agent 'a' answered 502: port 1", "agent 'a' answered 502: port 2"):
-        summary.tally(RolloutRunAgain(0, 0, 1, reason))
-    assert "run again 3 1 of them for a lost session; most often: agent 'a' answered 502: port 1" in lines_of(summary)
+    summary = summary_of(files, CollectionSummary(total=2, finished=2, run_again=7, lost_sessions=4, duration_s=1.0))
+    for reason in ("broke", "agent 'a' answered 502: port 1", "agent 'a' answered 502: port 2"):
+        summary.tally(RolloutRunAgain(0, 0, 1, reason, "http_error"))
+    for _ in range(4):
+        summary.tally(RolloutRunAgain(0, 0, 1, "lost", "session_lost"))
+    told = "run again 7 4 of them for a lost session, others mostly: agent 'a' answered 502: port 1"
+    assert told in lines_of(summary)
+
+
+def test_that_secrets_have_to_be_put_in_is_told(files: RolloutFiles) -> None:
+    counts = CollectionSummary(total=3, finished=2, failed=1, duration_s=1.0)
+    for again in ("gym eval run policy_api_key=...", "gym eval run 'a={b: ***}'"):
+        summary = dataclasses.replace(summary_of(files, counts), call_again=again)
+        assert lines_of(summary)[-1] == f"to make the 1 that failed again, with its secrets put in: {again}"
 
 
 def test_what_servers_say_neither_controls_the_terminal_nor_tells_secrets(files: RolloutFiles) -> None:

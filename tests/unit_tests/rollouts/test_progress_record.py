@@ -106,6 +106,15 @@ def test_what_is_written_later_is_written_once_the_trouble_is_over(caplog: pytes
     record.close()
 
 
+def test_a_record_that_could_not_be_brought_to_its_end_is_not_left_to_mislead() -> None:
+    record = ProgressRecord()
+    record.write(RunProgress(record.run_id, done=1))
+    (runs_folder() / f"{record.run_id}.new").mkdir()
+    record.write(RunProgress(record.run_id, done=2, finished="completed"))
+    record.close()
+    assert read_runs() == [], "it would be of a run that was killed"
+
+
 @pytest.mark.parametrize(
     ("error", "finished"),
     [
