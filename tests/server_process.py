@@ -181,4 +181,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return not any(_lives(process) for process in processes)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        # It has ended between the two questions.
+        return False

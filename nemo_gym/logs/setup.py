@@ -224,13 +224,15 @@ def _process_handlers() -> list[ProcessHandler]:
 
 def _write_instead(own: ProcessHandler, log: logging.Logger) -> None:
     """Have a logger's records written by `own` alone, where they went to the same place without it."""
-    for handler in [it for it in log.handlers if _writes_to_terminal(it)]:
+    for handler in [it for it in log.handlers if it is not own and _writes_to_terminal(it)]:
         log.removeHandler(handler)
         if not log.propagate:
             log.addHandler(own)
 
 
 def _writes_to_terminal(handler: logging.Handler) -> bool:
+    if isinstance(handler, ProcessHandler):
+        return True
     # A subclass is something else, and its owner's.
     return type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.stdout)
 

@@ -116,7 +116,8 @@ async def request(
         except aiohttp.ClientConnectorError as error:
             if not _may_pass(error) or asyncio.get_running_loop().time() + backoff > give_up:
                 raise
-            logger.info("%s %s: %s; trying again", method, public_url(url), error)
+            if backoff == _FIRST_BACKOFF_S:
+                logger.info("%s %s: %s; trying again", method, public_url(url), error)
         await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311
         backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
 

@@ -217,6 +217,8 @@ class Supervisor(Multiprocess):
             return None
         self.processes.append(worker)
         self._slots.started(worker.pid, replaces=None if replaces is None else replaces.pid)
+        # From what the figures call a worker to what the log does.
+        logger.info("Worker %d is process %s", self._slots.slot_of(worker.pid), worker.pid)
         return worker
 
     def _spawned_worker(self) -> Worker:

@@ -12,6 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 from starlette.testclient import TestClient
 
+from nemo_gym.server.middleware import LogContextMiddleware, put_outermost
 from resources_servers.example_session_state_mgmt.app import (
     StatefulCounterResourcesServer,
     StatefulCounterResourcesServerConfig,
@@ -54,6 +55,21 @@ def test_a_rollout_seeds_and_verifies_over_http_and_calls_its_tools_over_mcp() -
     assert results[0]["seen_names"] == ["look", "look"]
     assert set(environment.methods) == {"POST"}
     assert len(environment.clients) == 2
+
+
+def test_calls_over_mcp_say_for_which_rollout_they_are(house: House) -> None:
+    seen: list[str | None] = []
+
+    def note(scope: Any, body: bytes) -> None:
+        seen.append(dict(scope["headers"]).get(b"nemo-gym-rollout", b"").decode())
+
+    house.environment.change = note
+    house.model.turns = [reply(call(PREFIX + "look")), reply(message("done"))]
+    app = agent_app(McpAgent, *house.ports)
+    put_outermost(app, LogContextMiddleware)
+    with TestClient(app) as agent:
+        agent.post("/run", json=ROW, headers={"nemo-gym-rollout": "17-3"}).raise_for_status()
+    assert set(seen) == {"17-3"}
 
 
 def test_the_model_is_offered_the_listed_tools_in_place_of_the_rows(house: House) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 from nemo_gym.global_config import find_open_port
 from nemo_gym.paths import PARENT_DIR
+from nemo_gym.server.tracing import start_tracing
 from tests.e2e.tracing.collecting import Span, collecting
 
 HERE = Path(__file__).parent
@@ -18,10 +22,13 @@ ROWS = PARENT_DIR / "resources_servers" / "example_session_state_mgmt" / "data" 
 ROLLOUTS = 6
 
 
-def collect(folder: Path, *overrides: str, rows: int = ROLLOUTS) -> subprocess.CompletedProcess[str]:
-    """Run some of the counter's rows with the agent that hops."""
+def collect(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Run some of the counter's rows, and one that fails, with the agent that hops."""
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()[:ROLLOUTS]]
+    rows.append({**rows[0], "fails": True})
+    (folder / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     command = [sys.executable, "-m", "nemo_gym.cli", "eval", "run", "--config", str(HERE / "servers.yaml")]
-    command += ["--agent", "agent", "--input", str(ROWS), "--limit", str(rows), "--output", str(folder / "out.jsonl")]
+    command += ["--agent", "agent", "--input", str(folder / "in.jsonl"), "--output", str(folder / "out.jsonl")]
     environment = {**os.environ, "NEMO_GYM_EXTRA_ROOTS": str(HERE / "components")}
     return subprocess.run(
         [*command, *overrides], cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
@@ -34,10 +41,10 @@ def parent_of(span: Span, spans: dict[str, Span]) -> str | None:
     return f"{parent.service}: {parent.name}" if parent is not None else None
 
 
-def test_a_rollout_is_one_trace_of_all_its_processes_and_the_hop(tmp_path: Path) -> None:
+def test_a_rollout_is_one_trace_of_all_its_processes_and_the_hop_and_a_failure_is_marked(tmp_path: Path) -> None:
     with collecting() as collector:
         result = collect(tmp_path, f"tracing.endpoint={collector.url}")
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, result.stderr
     results = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["reward"] for line in results] == [1.0] * ROLLOUTS
 
@@ -45,12 +52,25 @@ def test_a_rollout_is_one_trace_of_all_its_processes_and_the_hop(tmp_path: Path)
     traces: dict[str, list[Span]] = defaultdict(list)
     for span in collector.spans:
         traces[span.trace].append(span)
-    rollouts = {trace: spans for trace, spans in traces.items() if any(span.name == "rollout" for span in spans)}
-    named = [span.attributes["nemo_gym.rollout"] for span in collector.spans if span.name == "rollout"]
-    assert sorted(named) == [f"{row}-0" for row in range(ROLLOUTS)]
-    assert len(rollouts) == ROLLOUTS
+    # A trace by its rollout; the servers' own questions have others.
+    rollouts = {
+        span.attributes["nemo_gym.rollout"]: traces[span.trace] for span in collector.spans if span.name == "rollout"
+    }
+    assert sorted(rollouts) == [f"{row}-0" for row in range(ROLLOUTS + 1)]
+    assert len({spans[0].trace for spans in rollouts.values()}) == len(rollouts)
+    check_failure(rollouts.pop(f"{ROLLOUTS}-0"))
     for spans in rollouts.values():
         check_trace(spans)
+    assert not [body for body in collector.bodies if b"what no trace tells" in body or b"Traceback" in body]
+
+
+def check_failure(spans: list[Span]) -> None:
+    failed = {f"{span.service}: {span.name}" for span in spans if span.is_error}
+    assert failed == {"collector: rollout", "collector: attempt", "collector: POST agent"}
+    (rollout,) = (span for span in spans if span.name == "rollout")
+    assert rollout.attributes["nemo_gym.failure"] == "http_error"
+    (answer,) = (span for span in spans if span.service == "agent")
+    assert answer.attributes["http.response.status_code"] == 422
 
 
 def check_trace(spans: list[Span]) -> None:
@@ -80,24 +100,23 @@ def check_trace(spans: list[Span]) -> None:
     assert rollout.endswith("-0")
 
 
-def test_a_rollout_that_fails_is_marked_at_each_step_and_without_its_text(tmp_path: Path) -> None:
-    with collecting() as collector:
-        overrides = [f"tracing.endpoint={collector.url}", "agent.responses_api_agents.hopping_agent.max_steps=1"]
-        overrides += ["counter.resources_servers.example_session_state_mgmt.num_workers=1"]
-        result = collect(tmp_path, *overrides, rows=1)
-    assert result.returncode == 1, result.stderr
-    failed = {f"{span.service}: {span.name}" for span in collector.spans if span.is_error}
-    assert {"collector: rollout", "collector: attempt", "collector: POST agent", "agent: POST /run"} <= failed
-    (rollout,) = (span for span in collector.spans if span.name == "rollout")
-    assert rollout.attributes["nemo_gym.failure"] == "http_error"
-    assert not [body for body in collector.bodies if b"AssertionError" in body or b"Traceback" in body]
+def record_and_stop(endpoint: str) -> None:
+    tracing = start_tracing({"tracing": {"endpoint": endpoint, "sample": 1.0}}, "counter")
+    assert tracing is not None
+    with tracing.rollout("0-0", "agent"), tracing.call("counter", "POST", "/verify") as call:
+        assert call.headers.keys() == tracing.headers().keys() == {"traceparent"}
+    tracing.stop()
 
 
-def test_a_collector_that_is_away_neither_stops_nor_breaks_a_run(tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{find_open_port()}"
-    result = collect(tmp_path, f"tracing.endpoint={endpoint}", "tracing.sample=1.0", rows=2)
-    assert result.returncode == 0, result.stderr
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+def test_a_collector_that_is_away_holds_up_nothing() -> None:
+    record_and_stop(f"http://127.0.0.1:{find_open_port()}")
+
+
+def test_a_collector_that_answers_nothing_holds_up_an_end_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_gym.server.otel._STOP_S", 0.1)
+    # It takes connections, and no more; the end would wait for good.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        record_and_stop(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 def test_without_the_setting_nothing_of_it_is_imported() -> None:

@@ -78,7 +78,7 @@ async def test_a_call_without_a_rollout_has_no_header_of_one() -> None:
 
 @pytest.mark.parametrize("header", [b"x" * 65, b"", b"17-3 ERROR", b"\xe9\x1b[31m", b"17\t3"])
 async def test_a_header_that_names_no_rollout_is_passed_over(header: bytes) -> None:
-    rollout_id.set("from the request before")
+    token = rollout_id.set("from the request before")
     found = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +86,7 @@ async def test_a_header_that_names_no_rollout_is_passed_over(header: bytes) -> N
 
     for headers in ([(b"nemo-gym-rollout", header)], [], [(b"nemo-gym-rollout", b"17-3")]):
         await LogContextMiddleware(app)({"type": "http", "headers": headers}, _no_receive, _no_send)
+    rollout_id.reset(token)
     assert found == [None, None, "17-3"]
 
 
@@ -95,3 +96,12 @@ async def _no_receive() -> Message:
 
 async def _no_send(message: Message) -> None:
     raise AssertionError
+
+
+async def test_a_call_that_is_made_otherwise_can_name_its_rollout_too() -> None:
+    client = client_of("outer", "http://127.0.0.1:1")
+    token = rollout_id.set(None)
+    assert client.context_headers() == {}
+    rollout_id.set("17-3")
+    assert client.context_headers() == {"nemo-gym-rollout": "17-3"}
+    rollout_id.reset(token)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import StreamingResponse
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.server.base import ServerApp
@@ -59,6 +60,15 @@ def application(cls: type[FastAPI] = ServerApp) -> FastAPI:
     @app.post("/fail")
     async def fail() -> None:
         raise RuntimeError("it failed")
+
+    @app.get("/endless")
+    async def endless() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b"more"
+                await asyncio.sleep(0.001)
+
+        return StreamingResponse(pieces())
 
     @app.post("/wait")
     async def wait() -> str:
@@ -216,6 +226,23 @@ async def test_a_client_that_goes_away_leaves_no_request_in_flight() -> None:
         waiting.cancel()
         worker.app.state.going_on.set()
         await worker.figures_when(lambda figures: figures.requests_in_flight == 0)
+
+
+async def test_a_client_that_goes_away_before_the_reply_makes_no_server_error() -> None:
+    async with alone() as worker:
+        waiting = asyncio.create_task(worker.post("/wait"))
+        await worker.figures_when(lambda figures: figures.requests_in_flight == 1)
+        waiting.cancel()
+        figures = await worker.figures_when(lambda figures: figures.requests_in_flight == 0)
+    assert figures.replies == {"none": 1}
+
+
+async def test_a_client_that_goes_away_in_the_middle_of_the_reply_has_not_got_it() -> None:
+    async with alone() as worker:
+        async with worker.client.get(worker.url + "/endless") as reply:
+            await reply.content.readany()
+        figures = await worker.figures_when(lambda figures: figures.requests_in_flight == 0)
+    assert figures.replies == {"none": 1}
 
 
 async def test_lost_sessions_are_counted_by_reason() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+from fastapi import HTTPException
 
 from nemo_gym.conformance.replay import session_of
 from nemo_gym.server.client import cookie_header
@@ -15,9 +16,11 @@ from responses_api_agents.simple_agent.app import RolloutCookies, SimpleAgent
 
 
 class HoppingAgent(SimpleAgent):
-    """After the seed, asks another worker than the session's for the counter."""
+    """After the seed, asks another worker than the session's for the counter; fails where the row says so."""
 
     async def _seed(self, row: Mapping[str, Any], cookies: RolloutCookies) -> Any:
+        if row.get("fails"):
+            raise HTTPException(422, "what no trace tells")
         seeded = await super()._seed(row, cookies)
         server = self.config.resources_server.name
         settings = self.server_client.global_config_dict[server].resources_servers.example_session_state_mgmt
