@@ -258,3 +258,21 @@ def test_a_row_that_asks_for_another_agent_is_not_given_to_the_only_one(here: Pa
     named = f"{COUNTER}_simple_agent"
     gym(here, "eval", "run", "-r", COUNTER, "-a", named, "--input", "rows.jsonl", "--output", "named.jsonl")
     assert len(read_lines(here / "named.jsonl")) == 1
+
+
+def test_component_tests_run_where_the_component_is(here: Path) -> None:
+    tests = here / "resources_servers" / "mine" / "tests"
+    tests.mkdir(parents=True)
+    (tests.parent / "app.py").write_text("ANSWER = 42\n")
+    (tests / "test_app.py").write_text(
+        "from resources_servers.example_single_tool_call.app import __name__ as shipped\n"
+        "from resources_servers.mine.app import ANSWER\n\n"
+        "async def test_it(): assert (ANSWER, shipped.split('.')[1]) == (42, 'example_single_tool_call')\n"
+    )
+    command = ("env", "test", "--resources-server", "mine")
+    told = gym(here, *command).stdout
+    assert "1 passed" in told
+    assert "passed" in told.splitlines()[-1]
+    (tests.parent / "app.py").write_text("ANSWER = 41\n")
+    gym(here, *command, code=1)
+    assert "no tests" in gym(here, *command, "--", "-k", "nothing", code=1).stdout

@@ -228,25 +228,6 @@ def test_status_without_deployments(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_component_tests_run_where_the_component_is(here: Path) -> None:
-    tests = here / "resources_servers" / "mine" / "tests"
-    tests.mkdir(parents=True)
-    (tests.parent / "app.py").write_text("ANSWER = 42\n")
-    (tests / "test_app.py").write_text(
-        "from resources_servers.example_single_tool_call.app import __name__ as shipped\n"
-        "from resources_servers.mine.app import ANSWER\n\n"
-        "async def test_it(): assert (ANSWER, shipped.split('.')[1]) == (42, 'example_single_tool_call')\n"
-    )
-    result = gym("env", "test", "--resources-server", "mine", cwd=here)
-    assert (result.returncode, "1 passed" in result.stdout) == (0, True), result.stdout + result.stderr
-    assert "passed" in result.stdout.splitlines()[-1]
-    (tests.parent / "app.py").write_text("ANSWER = 41\n")
-    assert gym("env", "test", "--resources-server", "mine", cwd=here).returncode == 1
-    result = gym("env", "test", "--resources-server", "mine", "--", "-k", "nothing", cwd=here)
-    assert result.returncode == 1
-    assert "no tests" in result.stdout
-
-
 def test_without_pytest_the_dev_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys\nsys.modules['pytest'] = None\n"
