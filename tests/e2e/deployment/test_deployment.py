@@ -631,7 +631,7 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
         (
             [
                 "2026-01-02 03:04:05,678 ERROR a/0a1b 8 nemo_gym.server.bootstrap: env.port: wrong",
-                "2026-01-02 03:04:05,678 ERROR a/main 7 nemo_gym: a worker of a could not start; its error stands above",
+                "2026-01-02 03:04:05,678 ERROR a/main 7 nemo: a worker of a could not start; its error stands above",
             ],
             "env.port: wrong",
         ),
@@ -644,8 +644,10 @@ async def test_a_signal_that_was_ignored_before_stays_ignored(monkeypatch: pytes
             "ValueError: no",
         ),
         (
-            ['{"time": "2026-01-02T03:04:05.678Z", "level": "ERROR", "server": "a", "pid": 7, "logger": "nemo_gym", '
-             '"message": "A failed", "exception": "ValueError: a \\"no\\"", "traceback": "Traceback (most'],
+            [
+                '{"time": "2026-01-02T03:04:05.678Z", "level": "ERROR", "server": "a", "pid": 7, "logger": "nemo_gym", '
+                '"message": "A failed", "exception": "ValueError: a \\"no\\"", "traceback": "Traceback (most'
+            ],
             'A failed: ValueError: a "no"',
         ),
         (["first", "last", ""], "last"),
