@@ -113,7 +113,7 @@ class WorkerFigures:
         deaths: How many earlier processes of this slot ended without having been told to stop.
         requests_in_flight: Requests that it is handling.
         requests_handled: Requests that it has answered itself.
-        forwarded_out: Requests that it passed on to another worker.
+        forwarded_out: Requests that it passed on to another worker, or would have, had that one not been gone.
         forwarded_in: Requests that other workers passed on to it.
         placed_elsewhere: Those passed on that were to begin a session.
         replies: The replies to requests handled, by class: "2xx", "4xx", "5xx" and so on; "none" where the client

@@ -297,7 +297,8 @@ class _CountedRequest(DisconnectWatch):
                 seconds = perf_counter() - self.began
                 recorder.seconds += seconds
                 recorder.lengths[bisect_left(BOUNDS, seconds)] += 1
-                recorder.replies[self._status // 100] += 1
+                # What is said to a client that has gone away reaches nobody.
+                recorder.replies[self._status // 100 if self._gone is None else 0] += 1
                 if self._ending is not None:
                     recorder.note_session_end(self._ending)
             self.close()

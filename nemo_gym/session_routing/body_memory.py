@@ -3,14 +3,18 @@
 The sender makes it and tells its own process id, a descriptor and an inode; the receiver opens that, to read only. It
 holds one piece. When it may be written and read is for the two ends to agree on: see `frames`.
 
-Where the system has no such memory, or keeps a process from opening another one's descriptors, there is an error here,
-and bodies go by the socket alone.
+Each end holds a descriptor for as long as its memory lives: Python's `mmap` keeps one of its own.
+
+Where the system has no such memory, keeps a process from opening another one's descriptors, or has few descriptors
+left, there is an error here, and bodies go by the socket alone.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import resource
 import struct
 from typing import Final
 
@@ -28,7 +32,7 @@ class OutgoingMemory:
         offer: What the receiver has to know.
 
     Raises:
-        OSError: The system has no memory or no descriptor left, or none of this kind.
+        OSError: The system has no memory or too few descriptors left, or no memory of this kind.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,7 @@ class OutgoingMemory:
         descriptor = os.memfd_create("nemo-gym-body", os.MFD_CLOEXEC)
         self._descriptor: int | None = descriptor
         try:
+            _leave_some(descriptor)
             os.ftruncate(descriptor, LARGEST_PIECE)
             self._memory = mmap.mmap(descriptor, LARGEST_PIECE)
             self.offer = _OFFER.pack(os.getpid(), descriptor, os.fstat(descriptor).st_ino)
@@ -49,7 +54,7 @@ class OutgoingMemory:
         self._memory[: len(piece)] = piece
 
     def was_opened(self) -> None:
-        """Close the descriptor: the receiver has opened the memory, or never will."""
+        """Close the descriptor that was offered: the receiver has opened the memory, or never will."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -62,7 +67,7 @@ class IncomingMemory:
         offer: What the sender has told.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: It can't be opened, or too few descriptors are left.
         ValueError: It is not what was offered.
     """
 
@@ -71,6 +76,7 @@ class IncomingMemory:
         # A sender that has ended may have left its numbers to others: nothing of theirs may block, or be taken for it.
         descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            _leave_some(descriptor)
             if os.fstat(descriptor).st_ino != inode:
                 raise ValueError("another file stands where the memory was offered")
             self._memory = mmap.mmap(descriptor, LARGEST_PIECE, prot=mmap.PROT_READ)
@@ -80,3 +86,15 @@ class IncomingMemory:
     def take(self, length: int) -> bytes:
         """Return the piece that was left."""
         return self._memory[:length]
+
+
+def _leave_some(descriptor: int) -> None:
+    """Refuse a descriptor of the upper half: a connection can't do without, a large body can.
+
+    Raises:
+        OSError: It is one of those.
+    """
+    # The system gives the lowest number that is free, so this tells how many are taken.
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and descriptor >= limit // 2:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -16,7 +16,7 @@ NEW_KEY: Final = "nemo_gym.session_routing.new_session"
 FORGET_S: Final = 1800.0
 """How often sessions are to be forgotten that have no end."""
 
-_MARKS: Final = 1 << 17
+_MARKS: Final = 1 << 22  # of 4,000 sessions held at once about two share a byte
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -377,6 +377,16 @@ def test_a_file_that_can_not_be_made(tmp_path: Path) -> None:
         SharedLoads(tmp_path / "a folder", uuid.uuid4().hex)
 
 
+def test_thousands_of_sessions_held_at_once_are_counted_to_half_a_percent() -> None:
+    held, begun, ended = HeldSessions(), 0, 0
+    for number in range(20_000):
+        begun += held.begin(str(number))
+        ended += number >= 4_000 and held.end(str(number - 4_000))
+    assert begun == pytest.approx(20_000, rel=0.005)
+    assert ended == pytest.approx(16_000, rel=0.005)
+    assert len(held) == begun - ended == pytest.approx(4_000, rel=0.01)
+
+
 def test_a_session_that_begins_or_ends_twice_counts_once() -> None:
     held = HeldSessions()
     for session in ("a", "b", "a"):

@@ -7,7 +7,9 @@ import gc
 import hashlib
 import os
 import random
+import resource
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,116 @@ async def test_an_upload_goes_on_while_nobody_takes_the_reply(socket_dir: Path) 
         await received.wait()
         connection.reading.resume_reading()
         assert (await connection.reply()).body == 8 * BODY
+
+
+SIZES = tuple(size + more for size in (0, 65_536, 262_144, 1_048_576, 2_500_000, 4_000_000) for more in (0, 1, 17))
+
+
+class Chance(random.Random):
+    """What happens by chance in an exchange: how much, in which pieces, and how slowly."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.slowness = self.choice((0, 0, 5, 20))
+
+    async def pieces(self, body: bytes) -> AsyncIterator[bytes]:
+        position = 0
+        while position < len(body):
+            size = self.choice(PIECES)
+            yield body[position : position + size]
+            position += size
+            await self.dawdle()
+
+    async def dawdle(self) -> None:
+        for _ in range(self.choice((0, 0, 0, 1, self.slowness))):
+            await asyncio.sleep(0)
+
+    def some_bytes(self) -> bytes:
+        size = self.choice(SIZES)
+        start = self.randrange(len(BODY) - size)
+        return BODY[start : start + size]
+
+
+async def by_chance(scope: Scope, receive: Receive, send: Send) -> None:
+    """Take a body and send another one at the same time, then the digest of the first; or fail in the middle."""
+    seed, fails = scope["query_string"].split(b"&")
+    taking, sending = Chance(f"{seed!r} taken"), Chance(f"{seed!r} sent")
+
+    async def take() -> str:
+        found = hashlib.sha256()
+        async for piece in Request(scope, receive).stream():
+            found.update(piece)
+            await taking.dawdle()
+        return found.hexdigest()
+
+    async with asyncio.TaskGroup() as tasks:
+        taken = tasks.create_task(take())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async for piece in sending.pieces(sending.some_bytes()):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if fails == b"1":
+            taken.cancel()
+            return
+    await send({"type": "http.response.body", "body": taken.result().encode()})
+
+
+async def exchange_by_chance(here: Worker, cookie: str, seed: str) -> None:
+    """Have a few exchanges on one connection, the last of which may be broken off by either side."""
+    chance = Chance(seed)
+    async with await here.connect() as connection:
+        for number in range(5):
+            name, end = f"{seed}.{number}", chance.choice((*["whole"] * 8, "client leaves", "application fails"))
+            sent = chance.some_bytes()
+            headers = [("host", "h"), ("cookie", cookie), ("content-length", str(len(sent)))]
+            connection.send_head("POST", f"/by-chance/?{name}&{end == 'application fails':d}", headers)
+            leaves_at = chance.randrange(len(sent) + 1) if end == "client leaves" else None
+            replying = asyncio.create_task(connection.reply())
+            try:
+                async for piece in chance.pieces(sent[:leaves_at]):
+                    connection.writer.write(piece)
+                    await connection.writer.drain()
+            except ConnectionError:
+                assert end == "application fails"
+            if leaves_at is not None:
+                replying.cancel()
+                return
+            try:
+                reply = await replying
+            except (ConnectionError, asyncio.IncompleteReadError):
+                assert end == "application fails"
+                return
+            whole = Chance(f"{name.encode()!r} sent").some_bytes() + hashlib.sha256(sent).hexdigest().encode()
+            assert reply.complete == (end == "whole")
+            assert reply.body == whole if reply.complete else whole.startswith(reply.body)
+            if not reply.complete:
+                return
+
+
+@pytest.mark.promise("request-unchanged", "back-pressure")
+async def test_bodies_arrive_byte_for_byte_or_are_seen_to_be_broken_off(socket_dir: Path) -> None:
+    gc.collect()
+    before, descriptors = mappings(), open_descriptors()
+
+    def chancy() -> Starlette:
+        return make_app(Mount("/by-chance", by_chance))
+
+    async with running_workers(socket_dir, 2, chancy, limit=30) as (here, there):
+        cookie = owned_cookie(there.worker_id)
+        for turn in range(2):
+            await asyncio.gather(*(exchange_by_chance(here, cookie, f"{turn}.{number}") for number in range(6)))
+    assert mappings() == before
+    assert open_descriptors() == descriptors
+
+
+@pytest.mark.promise("request-unchanged")
+async def test_descriptors_are_left_to_connections_where_they_are_few(socket_dir: Path) -> None:
+    gc.collect()
+    before, limits = mappings(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        for _ in range(64):
+            stack.callback(os.close, os.dup(0))
+        few = 2 * open_descriptors()
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, limits[1]), limits[1]))
+        async with running_workers(socket_dir, 2, app) as (here, there):
+            assert await transfer(here, there) == [before, before]
