@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Scope
 
 from nemo_gym.configuration.observability import TRACING_KEY_NAME
-from nemo_gym.errors import MissingExtraError
+from nemo_gym.errors import ConfigError, MissingExtraError
 from nemo_gym.session_routing import SessionRoutingMiddleware
 
 OTEL_EXTRA: Final = "otel"
@@ -29,6 +29,7 @@ OTEL_EXTRA: Final = "otel"
 _IMPLEMENTATION: Final = "nemo_gym.server.otel"
 _DISABLED_ENV: Final = "OTEL_SDK_DISABLED"
 _SHORT_ID: Final = 8
+_TUNING: Final = "OTEL_BSP_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ def start_tracing(config: Mapping[str, Any], service: str) -> Tracing | None:
         service: What the process's part of a trace is called: the server instance, or the collector.
 
     Raises:
+        ConfigError: A variable of OpenTelemetry has a value that can't be.
         MissingExtraError: The packages of the extra `otel` are missing.
     """
     settings = TracingSettings.of(config)
@@ -156,7 +158,15 @@ def start_tracing(config: Mapping[str, Any], service: str) -> Tracing | None:
         if not (error.name or "").startswith("opentelemetry"):
             raise
         raise MissingExtraError(OTEL_EXTRA, f"'{TRACING_KEY_NAME}' in the configuration") from error
-    recorder: Tracing = implementation.OtelTracing(settings, service)
+    try:
+        recorder: Tracing = implementation.OtelTracing(settings, service)
+    except ValueError as error:
+        found = ", ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(_TUNING))
+        raise ConfigError(
+            f"OpenTelemetry can't take its settings: {error}",
+            key=TRACING_KEY_NAME,
+            hint=f"Look at the environment variables {found or _TUNING + '...'}",
+        ) from error
     return recorder
 
 

@@ -65,6 +65,12 @@ def test_the_standard_variable_turns_traces_off(monkeypatch: pytest.MonkeyPatch)
     assert start_tracing({"tracing": True}, "counter") is None
 
 
+def test_a_standard_variable_that_can_not_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    with pytest.raises(ConfigError, match=r"(?s)tracing.*OpenTelemetry.*OTEL_BSP_MAX_QUEUE_SIZE=100"):
+        start_tracing({"tracing": True}, "counter")
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
