@@ -22,7 +22,7 @@ IMPATIENCE = 'setInterval(() => document.dispatchEvent(new Event("visibilitychan
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     if os.environ.get(PERMISSION) != "1":
         pytest.skip(f"starts a browser and server processes; set {PERMISSION}=1 to run it")

@@ -100,7 +100,8 @@ def tasks() -> list[str]:
 
 
 def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    """This process's own children; what other tests' servers and browsers start meanwhile is theirs."""
+    return {process.pid for process in psutil.Process().children()}
 
 
 async def until(condition: Callable[[], Any], limit_s: float = 10) -> None:
