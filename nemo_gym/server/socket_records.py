@@ -58,7 +58,7 @@ def recorded_socket_dir(host: str, port: int, socket_dir: Path | None) -> Iterat
         path = _path_of(host, port)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _sweep(path.parent)
-        _write(path, content)
+        write_in_one_step(path, content)
     except OSError as error:
         logger.info("Clients will not go straight to the workers of %s:%s: no record of them: %s", host, port, error)
         yield
@@ -96,7 +96,7 @@ def _machine() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_in_one_step(path: Path, content: bytes) -> None:
     """Put a private file in place in one step, so that nobody reads half of it."""
     descriptor, unnamed = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

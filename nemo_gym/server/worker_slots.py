@@ -17,7 +17,6 @@ import mmap
 import os
 import signal
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import orjson
+
+from nemo_gym.server.socket_records import write_in_one_step
 
 SLOTS_FILE: Final = "workers.json"
 """Name of the main process's file, in the directory of the workers' sockets."""
@@ -203,7 +204,7 @@ class WorkerSlots:
         if self.folder is None:
             return
         try:
-            _replace(self.folder / SLOTS_FILE, orjson.dumps(self._told()))
+            write_in_one_step(self.folder / SLOTS_FILE, orjson.dumps(self._told()))
         except OSError as error:
             logger.info("The figures of the workers will not be whole: %s: %s", self.folder, error.strerror or error)
 
@@ -269,15 +270,3 @@ def _take_open_sessions(folder: Path | None, pid: int) -> int:
     except OSError:
         return 0
     return int.from_bytes(content[:_WORD], sys.byteorder)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a file in place in one step, so that nobody reads half of it."""
-    descriptor, unnamed = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(unnamed).replace(path)
-    except BaseException:
-        Path(unnamed).unlink(missing_ok=True)
-        raise

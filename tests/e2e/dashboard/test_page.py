@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +83,13 @@ async def head(instances: list[ServerInstance]) -> AsyncIterator[str]:
         yield url
 
 
+@pytest.fixture
+def record() -> Iterator[ProgressRecord]:
+    record = ProgressRecord()
+    yield record
+    record.close()
+
+
 def progress(record: ProgressRecord, head: str, **values: object) -> RunProgress:
     now = time.time()
     run = RunProgress(
@@ -125,8 +132,7 @@ async def test_servers_and_their_workers_are_seen_and_followed(
         await visit.shows("#charts figure:first-child .legend li:first-child b", "98")
 
 
-async def test_a_run_is_seen_and_followed(visiting: Visiting, head: str) -> None:
-    record = ProgressRecord()
+async def test_a_run_is_seen_and_followed(visiting: Visiting, head: str, record: ProgressRecord) -> None:
     record.write(progress(record, head))
     async with visiting(head) as visit:
         await visit.sees("50\u2009/\u2009200")
@@ -136,8 +142,8 @@ async def test_a_run_is_seen_and_followed(visiting: Visiting, head: str) -> None
         bar = visit.page.get_by_role("progressbar")
         assert await bar.get_attribute("aria-valuetext") == "54 of 200"
         await visit.page.locator(".run .chart:last-child summary").click()
-        rows = await visit.page.locator(".run .chart:last-child tbody tr").all_inner_texts()
-        assert [row.split("\t") for row in rows] == [
+        rows = visit.page.locator(".run .chart:last-child tbody tr")
+        assert await rows.evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))") == [
             ["0 to below 0.5", "10"],
             ["0.5 to below 1", "0"],
             ["1 or more", "40"],
@@ -145,7 +151,6 @@ async def test_a_run_is_seen_and_followed(visiting: Visiting, head: str) -> None
         record.write(progress(record, head, done=196, running=0, finished="completed"))
         await visit.sees("completed", ".run")
         await visit.sees("196\u2009/\u2009200")
-    record.close()
 
 
 async def test_problems_are_told_in_words_and_announced_once(
@@ -171,9 +176,10 @@ async def test_problems_are_told_in_words_and_announced_once(
         assert await visit.text("#announcements") == told
 
 
-async def test_names_and_reasons_are_shown_as_text_whatever_they_contain(visiting: Visiting) -> None:
+async def test_names_and_reasons_are_shown_as_text_whatever_they_contain(
+    visiting: Visiting, record: ProgressRecord
+) -> None:
     server = FiguresServer(HOSTILE, workers=1)
-    record = ProgressRecord()
     async with serving(server.app) as url, head_on(find_open_port(), [instance(HOSTILE, url, 1)]) as head:
         record.write(progress(record, head, agent=HOSTILE, output=HOSTILE))
         async with visiting(head) as visit:
@@ -183,7 +189,6 @@ async def test_names_and_reasons_are_shown_as_text_whatever_they_contain(visitin
             await visit.sees(HOSTILE, "#events")
             assert await visit.page.title() in ("NeMo Gym", "(1) NeMo Gym")
             assert await visit.page.locator("main img, main script").count() == 0
-    record.close()
 
 
 async def test_a_head_server_that_goes_and_comes_back_is_told_and_followed(
@@ -205,8 +210,9 @@ async def test_a_head_server_that_goes_and_comes_back_is_told_and_followed(
             assert await visit.page.locator("body.stale").count() == 0
 
 
-async def test_what_the_page_cannot_show_is_told_until_it_can(visiting: Visiting, head: str) -> None:
-    record = ProgressRecord()
+async def test_what_the_page_cannot_show_is_told_until_it_can(
+    visiting: Visiting, head: str, record: ProgressRecord
+) -> None:
     async with visiting(head, may_fail=True) as visit:
         await visit.sees("nothing is wrong")
         record.write(progress(record, head, reward_bounds=[None, 1.0]))
@@ -216,7 +222,6 @@ async def test_what_the_page_cannot_show_is_told_until_it_can(visiting: Visiting
         await visit.sees("50\u2009/\u2009200")
         await visit.page.locator("#banner").wait_for(state="hidden")
         assert (await visit.text("#live")).startswith("live")
-    record.close()
 
 
 async def test_workers_of_a_server_that_does_not_answer_or_hides_them_do_not_count_as_well(
@@ -233,8 +238,7 @@ async def test_workers_of_a_server_that_does_not_answer_or_hides_them_do_not_cou
         assert await visit.page.locator("table.workers:visible").count() == 0
 
 
-async def test_a_narrow_window_never_scrolls_sideways(visiting: Visiting, head: str) -> None:
-    record = ProgressRecord()
+async def test_a_narrow_window_never_scrolls_sideways(visiting: Visiting, head: str, record: ProgressRecord) -> None:
     record.write(progress(record, head, output="/work/" + "long_name_" * 20 + ".jsonl"))
     async with visiting(head, width=360) as visit:
         await visit.sees("50\u2009/\u2009200")
@@ -247,7 +251,6 @@ async def test_a_narrow_window_never_scrolls_sideways(visiting: Visiting, head: 
         # The table itself does, and the keyboard reaches it.
         region = visit.page.get_by_role("region", name="Workers of counter")
         assert await region.evaluate("element => element.scrollWidth > element.clientWidth && element.tabIndex === 0")
-    record.close()
 
 
 async def until_known(head: str, sessions: int) -> None:
@@ -334,7 +337,7 @@ async def test_charts_have_their_data_as_text_and_as_a_table(visiting: Visiting,
         assert "counter: 33" in await chart.locator("desc").text_content()
         await visit.page.locator("#charts summary").first.click()
         table = visit.page.get_by_role("region", name="Sessions open, as a table")
-        assert await table.locator("thead th").all_inner_texts() == ["time", "counter", "agent"]
+        assert await table.locator("thead th").all_text_contents() == ["time", "counter", "agent"]
         assert "33" in await table.locator("tbody tr td").first.inner_text()
 
 
