@@ -58,7 +58,8 @@ class RunRecorder:
         tally, finished = self._tally, self._finished
         # The wall clock may be set while the run lasts, and the history must not go back with it.
         now = self._started_at + time.monotonic() - self._began
-        self._history.add(now, tally.finished, tally.failed, tally.finite_reward_sum())
+        reward_sum = tally.finite_reward_sum()
+        self._history.add(now, tally.finished, tally.failed, reward_sum)
         return RunProgress(
             run_id=self._record.run_id,
             pid=self._record.pid,
@@ -75,7 +76,7 @@ class RunRecorder:
             run_again=tally.run_again,
             running=0 if finished else tally.running,
             lost_sessions=tally.lost_sessions,
-            reward_sum=tally.finite_reward_sum(),
+            reward_sum=reward_sum,
             reward_count=tally.finished,
             reward_bounds=list(REWARD_BOUNDS),
             reward_histogram=list(tally.reward_histogram),

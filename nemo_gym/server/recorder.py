@@ -28,7 +28,7 @@ from nemo_gym.server.middleware import NEW_SESSION_KEY, DisconnectMiddleware, Di
 from nemo_gym.server.worker_slots import OpenSessions
 from nemo_gym.session_routing import SESSION_LOST_HEADER, Placement, SessionRoutingMiddleware, route_path
 from nemo_gym.session_routing.durations import BOUNDS, Durations
-from nemo_gym.session_routing.held_sessions import FORGET_S, SessionTally
+from nemo_gym.session_routing.held_sessions import SessionTally
 from nemo_gym.session_routing.ownership import new_worker_id
 
 FIGURES_PATH: Final = "/workers"
@@ -116,7 +116,6 @@ class Recorder:
         self._lost: dict[str, int] = {}
         self._lag = LoopLag()
         self._routing: SessionRoutingMiddleware | None = None
-        self._forgetting: asyncio.TimerHandle | None = None
 
     def figures(self) -> WorkerFigures:
         """Return how this worker is doing; on its event loop."""
@@ -165,8 +164,8 @@ class Recorder:
     def stop(self) -> None:
         """Record no more. Calling it again is harmless."""
         self._lag.stop()
-        if self._forgetting is not None:
-            self._forgetting.cancel()
+        if self._tally is not None:
+            self._tally.stop_forgetting()
 
     def unanswered(self, seconds: float) -> None:
         """Count a request that is over without a whole reply.
@@ -221,15 +220,7 @@ class Recorder:
         self._last_paths = in_scope(placement.last_path if placement.when_ended is None else None)
         self._ignored_paths = in_scope(*placement.ignored_paths)
         self.edge_paths = self._first_paths | self._last_paths
-        self._forget_later()
-
-    def _forget_later(self) -> None:
-        def forget() -> None:
-            if self._tally is not None:
-                self._tally.forget()
-            self._forget_later()
-
-        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, forget)
+        self._tally.start_forgetting()
 
 
 class RecorderMiddleware(DisconnectMiddleware):

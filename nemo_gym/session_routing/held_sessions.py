@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -99,6 +100,7 @@ class SessionTally:
         self.begun = self.ended = 0
         self._held = HeldSessions()
         self._unnamed = 0
+        self._forgetting: asyncio.TimerHandle | None = None
         self._when_changed: list[Callable[[int], None]] = []
         self._when_ended: list[Callable[[], None]] = []
         if placement.when_ended is not None:
@@ -163,11 +165,26 @@ class SessionTally:
         if key is not None:
             self.end(str(scope["session"].get(key)))
 
+    def start_forgetting(self) -> None:
+        """Call `forget` each `FORGET_S` seconds, on the running event loop; nothing where no session is forgotten."""
+        if self.placement.when_ended is None:
+            self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, self._forget_and_go_on)
+
+    def stop_forgetting(self) -> None:
+        """Call it no more. Calling this again is harmless."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+
     def forget(self) -> None:
         """Forget the sessions that were begun before the last call of this method and have no end."""
         if self.placement.when_ended is None:
             self._held.forget()
             self._publish()
+
+    def _forget_and_go_on(self) -> None:
+        self.forget()
+        self.start_forgetting()
 
     def _name(self, session: Mapping[str, Any]) -> object:
         key = self.placement.session_key

@@ -24,7 +24,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope
 
 from nemo_gym.session_routing.body_field import BodyId
-from nemo_gym.session_routing.held_sessions import FORGET_S, NEW_KEY, Placement, SessionTally
+from nemo_gym.session_routing.held_sessions import NEW_KEY, Placement, SessionTally
 from nemo_gym.session_routing.hop import STRAIGHT_KEY
 from nemo_gym.session_routing.loads import BEAT_S, SharedLoads
 from nemo_gym.session_routing.ownership import Claim, route_path
@@ -69,7 +69,6 @@ class Placer:
         self._worker_id = worker_id
         self._turn = 0
         self._loads: SharedLoads | None = None
-        self._forgetting: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._unchain: Callable[[], None] | None = None
         self.sessions = SessionTally(placement)
@@ -90,8 +89,7 @@ class Placer:
             return
         self._loads.hold(self.sessions.held)
         self._beat()
-        if self._placement.when_ended is None:
-            self._forget_later()
+        self.sessions.start_forgetting()
         self._unchain = _chain_to_sigterm(self.leave)
 
     def leave(self) -> None:
@@ -104,8 +102,7 @@ class Placer:
         if self._unchain is not None:
             self._unchain()
             self._unchain = None
-        if self._forgetting is not None:
-            self._forgetting.cancel()
+        self.sessions.stop_forgetting()
         if self._beating is not None:
             self._beating.cancel()
         if self._loads is not None:
@@ -168,13 +165,6 @@ class Placer:
         if self._loads is not None and not self._loads.has_left:
             self._loads.beat()
             self._beating = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
-
-    def _forget_later(self) -> None:
-        def forget() -> None:
-            self.sessions.forget()
-            self._forget_later()
-
-        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, forget)
 
 
 class KeptBody:
