@@ -74,6 +74,8 @@ _GC_THRESHOLD: Final = 10_000
 # Bytes of the largest block that the C library is to take for usual: some parts of bodies, for a few requests at once.
 _USUAL_BLOCK: Final = 2**22
 
+_LATE_IMPORTS: Final = "nemo_gym.server.late_imports"
+
 logger = logging.getLogger(__name__)
 
 
@@ -164,6 +166,7 @@ def load_process_config(config_type: type[BaseRunServerInstanceConfig]) -> BaseR
 
 def build_app(server_class: type[RunnableServer]) -> FastAPI:
     """Return the application of `server_class`, ready to be served in this process."""
+    importlib.import_module(_LATE_IMPORTS)
     global_config = get_global_config_dict()
     config = load_process_config(server_class.config_type())
     tracing = start_tracing(global_config, config.name)

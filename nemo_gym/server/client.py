@@ -21,10 +21,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from http.cookies import Morsel, SimpleCookie
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
-import aiohttp
 import orjson
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -38,9 +37,18 @@ from nemo_gym.global_config import (
     get_global_config_dict,
     maybe_get_global_config_dict,
 )
+from nemo_gym.lazy_module import LazyModule
 from nemo_gym.logs import ROLLOUT_HEADER, beginning_of, rollout_id
-from nemo_gym.server.owner_calls import OwnerConnector, OwnerRequest, OwnerSockets
 from nemo_gym.server.tracing import Tracing
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from nemo_gym.server import owner_calls
+    from nemo_gym.server.owner_calls import OwnerSockets
+else:
+    aiohttp = LazyModule("aiohttp")
+    owner_calls = LazyModule("nemo_gym.server.owner_calls")
 
 CONNECT_PATIENCE_S: Final = 60.0
 """For how long a call goes on trying to connect to a server that refuses, as one does while it restarts."""
@@ -277,7 +285,7 @@ class ServerClient(BaseModel):
                 raise ServerNotFoundError(f"the configuration has no server '{server_name}'. {hint or ''}".rstrip())
             settings = get_first_server_config_dict(self.global_config_dict, server_name)
             url = self._build_server_base_url(settings)
-            known = OwnerSockets(server_name, settings["host"], settings["port"], url)
+            known = owner_calls.OwnerSockets(server_name, settings["host"], settings["port"], url)
             self._called[server_name] = known
         return known
 
@@ -290,14 +298,14 @@ def _session() -> aiohttp.ClientSession:
     session = _sessions.get(loop)
     if session is None or session.closed:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        connector = OwnerConnector(
+        connector = owner_calls.OwnerConnector(
             limit=max(100, descriptors * 3 // 4) if descriptors != resource.RLIM_INFINITY else 0,
             keepalive_timeout=_IDLE_KEEP_ALIVE_S,
             socket_factory=_keep_alive_socket,
         )
         session = _sessions[loop] = aiohttp.ClientSession(
             connector=connector,
-            request_class=OwnerRequest,
+            request_class=owner_calls.OwnerRequest,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             max_line_size=_MAX_HEADER_BYTES,

@@ -19,16 +19,16 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-import aiohttp
 import orjson
 from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.lazy_module import LazyModule
 from nemo_gym.server.figures import HIDDEN, ServerFigures, WorkerFigures
 from nemo_gym.server.host_header import is_loopback
 from nemo_gym.server.recorder import FIGURES_PATH, FIGURES_PATHS, METRICS_PATH, Recorder, RecorderMiddleware, recording
@@ -37,6 +37,11 @@ from nemo_gym.session_routing import route_path, worker_socket_path
 from nemo_gym.session_routing.hop import STRAIGHT_KEY
 from nemo_gym.session_routing.ownership import is_worker_id
 from nemo_gym.session_routing.private_socket import PrivateServer, is_own_socket
+
+if TYPE_CHECKING:
+    import aiohttp
+else:
+    aiohttp = LazyModule("aiohttp")
 
 PATIENCE_S: Final = 1.0
 """Seconds that a fellow has to answer."""
@@ -75,7 +80,7 @@ class Fellows:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._left_out = left_out
-        self._limit = aiohttp.ClientTimeout(total=patience_s)
+        self._patience_s = patience_s
         self._recorder = recorder
         self._server = server
         self._kind = kind
@@ -106,7 +111,7 @@ class Fellows:
         records, sockets = await asyncio.to_thread(self._look)
         # Taken now, for a silent fellow makes the rest take a second, and counts are of the time `at`.
         own = self._recorder.figures()
-        answers = await asyncio.gather(*(_ask(path, self._limit) for path in sockets))
+        answers = await asyncio.gather(*(_ask(path, self._patience_s) for path in sockets))
         workers = [worker for worker in (*answers, own) if worker is not None]
         return ServerFigures(
             server=self._server,
@@ -200,9 +205,10 @@ def _serving_alone(
     return lifespan
 
 
-async def _ask(path: Path, limit: aiohttp.ClientTimeout) -> WorkerFigures | None:
+async def _ask(path: Path, patience_s: float) -> WorkerFigures | None:
     """Return what a fellow says; None where it says nothing in time."""
     connector = aiohttp.UnixConnector(path=str(path))
+    limit = aiohttp.ClientTimeout(total=patience_s)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session, session.get(_ASK) as reply:
             if reply.status != 200:

@@ -19,10 +19,11 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Final
 
-# What uvicorn imports when a worker begins to serve.
+# With what uvicorn imports when a worker begins to serve.
 _SERVING: Final = (
     "nemo_gym.server.template",
     "nemo_gym.server.bootstrap",
+    "nemo_gym.server.late_imports",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",

@@ -6,19 +6,24 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-import aiohttp
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.lazy_module import LazyModule
 from nemo_gym.logs import ROLLOUT_HEADER, beginning_of, end_process_log, rollout_id, session_id
 from nemo_gym.server.client import public_url
 from nemo_gym.session_routing import SESSION_LOST_HEADER, FrontedApp
+
+if TYPE_CHECKING:
+    import aiohttp
+else:
+    aiohttp = LazyModule("aiohttp")
 
 SESSION_ID_KEY: Final = "session_id"
 NEW_SESSION_KEY: Final = "nemo_gym.new_session"

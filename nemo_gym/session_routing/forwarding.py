@@ -11,17 +11,23 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.session_routing.aiohttp_hop import AiohttpHop
+from nemo_gym.lazy_module import LazyModule
 from nemo_gym.session_routing.durations import Durations
 from nemo_gym.session_routing.frame_hop import FrameHop
-from nemo_gym.session_routing.owner_pool import OwnerPool
 from nemo_gym.session_routing.owner_socket import OwnerGoneError
 from nemo_gym.session_routing.private_socket import is_listening, is_own_socket, worker_socket_path
-from nemo_gym.session_routing.websocket_hop import forward_websocket
+
+if TYPE_CHECKING:
+    from nemo_gym.session_routing import aiohttp_hop, owner_pool, websocket_hop
+    from nemo_gym.session_routing.owner_pool import OwnerPool
+else:
+    aiohttp_hop = LazyModule("nemo_gym.session_routing.aiohttp_hop")
+    owner_pool = LazyModule("nemo_gym.session_routing.owner_pool")
+    websocket_hop = LazyModule("nemo_gym.session_routing.websocket_hop")
 
 HopName = Literal["frames", "aiohttp"]
 HopObserver = Callable[[str, Scope], AbstractContextManager[object]]
@@ -40,7 +46,11 @@ class Hop(Protocol):
         """Close all connections at once."""
 
 
-_HOPS: Final[dict[HopName, Callable[[Path], Hop]]] = {"frames": FrameHop, "aiohttp": AiohttpHop}
+def _aiohttp_hop(path: Path) -> Hop:
+    return aiohttp_hop.AiohttpHop(path)
+
+
+_HOPS: Final[dict[HopName, Callable[[Path], Hop]]] = {"frames": FrameHop, "aiohttp": _aiohttp_hop}
 
 
 class Forwarder:
@@ -138,9 +148,9 @@ class _Owner:
 
     async def forward_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._websockets is None:
-            self._websockets = OwnerPool(self.path)
+            self._websockets = owner_pool.OwnerPool(self.path)
         async with self._websockets.in_use():
-            await forward_websocket(self._websockets, scope, receive, send)
+            await websocket_hop.forward_websocket(self._websockets, scope, receive, send)
 
     async def retire(self) -> None:
         await self.hop.retire()

@@ -44,6 +44,23 @@ def test_several_workers_build_their_application_once_each_and_keep_sessions_who
     assert owners <= {int(path.name) for path in server.builds.iterdir()}
 
 
+def test_who_only_defines_a_server_imports_no_client() -> None:
+    program = "import sys, nemo_gym.base_resources_server\nsys.exit('aiohttp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("num_workers", "forks"), [(1, False), (2, True), (2, False)])
+def test_a_server_has_imported_what_its_calls_need_before_it_serves(
+    start: Callable[..., Process], num_workers: int, forks: bool
+) -> None:
+    imported = "{sorted({'aiohttp', 'nemo_gym.server.owner_calls'} & set(sys.modules))}"
+    source = "import sys\n" + SERVER.replace("built by {type(self).__module__}", imported) + WITHOUT_APP
+    server = start(source, num_workers=num_workers, forks=forks)
+    server.wait_until_ready()
+    eventually(lambda: len(list(server.builds.iterdir())) == num_workers)
+    assert {path.read_text() for path in server.builds.iterdir()} == {"['aiohttp', 'nemo_gym.server.owner_calls']\n"}
+
+
 def test_a_taken_port_is_named(start: Callable[..., Process]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

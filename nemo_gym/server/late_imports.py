@@ -1,0 +1,7 @@
+"""What a server imports at its start although nothing needs it yet: what stands behind a `LazyModule`.
+
+Without this the first call, forwarded WebSocket or question for figures would import it on the event loop.
+"""
+
+from nemo_gym.server import owner_calls as owner_calls
+from nemo_gym.session_routing import aiohttp_hop as aiohttp_hop, websocket_hop as websocket_hop
