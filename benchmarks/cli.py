@@ -88,6 +88,8 @@ def main() -> None:
         if arguments.rounds or arguments.quick or arguments.markdown:
             parser.error("soak has no --rounds, --quick or --markdown; python -m benchmarks.soak has its options")
         soak.main(["--json", str(arguments.json)] if arguments.json else [])
+    if arguments.json and arguments.markdown and arguments.json.resolve() == arguments.markdown.resolve():
+        parser.error("--json and --markdown name the same file")
     try:
         benchmarks = chosen(arguments.name or [ALL])
     except KeyError as error:
@@ -133,8 +135,9 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
 def show_list(console: Console) -> None:
     """Show what there is."""
     for benchmark in SUITE:
-        console.print(f"{benchmark.name:14} {benchmark.summary}", highlight=False)
-    console.print(f"{SOAK:14} do workers grow in a long run? (by name only; python -m benchmarks.soak has its options)")
+        console.print(f"{benchmark.name:14} {benchmark.summary}", highlight=False, soft_wrap=True)
+    soak_summary = "do workers grow in a long run? (by name only; python -m benchmarks.soak has its options)"
+    console.print(f"{SOAK:14} {soak_summary}", highlight=False, soft_wrap=True)
 
 
 def result_console() -> Console:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -56,6 +57,8 @@ def show(result: SuiteResult, console: Console) -> None:
     console.print(f"[dim]{_NOTE}[/dim]", highlight=False)
     for benchmark in result.benchmarks:
         show_benchmark(benchmark, console)
+        for notice in benchmark.notices:
+            console.print(f"[yellow]{benchmark.name}:[/yellow]", escape(notice), highlight=False)
     if not result.checks:
         return
     shown = RichTable(*_TARGET_HEADINGS, title="Targets", title_justify="left", title_style="bold")

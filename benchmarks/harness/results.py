@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -64,11 +64,11 @@ class Table:
         found = differences(self.values(alternative, key), self.values(base, key))
         return Spread.of(found) if found else None
 
-    def add_ratios(self, base: str, key: str, name: str) -> None:
-        """Add, as `name`, each alternative's ratio to `base` in `key`, round by round."""
-        for row in self.samples.values():
+    def add_ratios(self, base: str, key: str, name: str, alternatives: Collection[str] | None = None) -> None:
+        """Add, as `name`, the ratio of each alternative (or of these only) to `base` in `key`, round by round."""
+        for alternative, row in self.samples.items():
             found = ratios(row.get(key, []), self.values(base, key))
-            if found:
+            if found and (alternatives is None or alternative in alternatives):
                 row[name] = found
 
 

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every alternative once per round, in an order that shifts, so that none has the best place."""
+"""Interleaved rounds: every alternative once per round, in an order that changes, so that none has the best place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from benchmarks.harness.load import LoadError, LoadGenerator
 from benchmarks.harness.processes import memory_mb
 from benchmarks.harness.results import Column, Table
 from benchmarks.harness.run import Run
-from benchmarks.harness.servers import Server
+from benchmarks.harness.servers import Server, in_a_line
+from benchmarks.load.turns import let_all_run
 
 CPU: Final = Column("cpu_ms", "server CPU, ms/request", 3)
 RATE: Final = Column("rate", "requests/s", 0)
@@ -46,13 +47,19 @@ async def interleave(run: Run, table: Table, measures: Mapping[str, Measure]) ->
     remaining = list(measures)
     for number in range(run.rounds):
         run.step(f"{table.title}: round {number + 1} of {run.rounds}")
-        shift = number % max(1, len(remaining))
-        for name in remaining[shift:] + remaining[:shift]:
+        for name in _order(remaining, number):
             try:
                 table.add(name, await measures[name](number))
             except (LoadError, OSError, psutil.Error) as error:
-                run.notice(f"{name}: failed in round {number + 1}: {error}")
+                run.notice(f"{name}: failed in round {number + 1}: {in_a_line(error)}")
                 remaining.remove(name)
+
+
+def _order(names: list[str], number: int) -> list[str]:
+    # Every second round backwards: of any two, each comes first about as often as the other.
+    shift = number // 2 % max(1, len(names))
+    shifted = names[shift:] + names[:shift]
+    return shifted[::-1] if number % 2 else shifted
 
 
 def measures_of(servers: Mapping[str, Server], loads: Mapping[str, Load]) -> dict[str, Measure]:
@@ -78,10 +85,14 @@ async def measure_load(server: Server, load: Load, number: int) -> dict[str, flo
         "seed": number,
         **load.job,
     }
-    async with LoadGenerator(load.kind, job) as generator:
-        before = server.cpu_seconds()
-        result = await generator.go()
-        used = server.cpu_seconds() - before
+    try:
+        async with LoadGenerator(load.kind, job) as generator:
+            before = server.cpu_seconds()
+            result = await generator.go()
+            used = server.cpu_seconds() - before
+    finally:
+        # A load generator that is ended while it holds some of them back can't let them go.
+        let_all_run(server.accepting)
     return {
         CPU.key: 1000 * used / result["requests"],
         RATE.key: result["requests"] / result["seconds"],

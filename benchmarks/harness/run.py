@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks.harness.folders import locked_folder
 from nemo_gym.paths import EXTRA_ROOTS_ENV, STATE_DIR_ENV
@@ -54,7 +55,8 @@ class Run:
     def notice(self, text: str) -> None:
         """Note, for the report too, what was left out or failed."""
         self.notices.append(text)
-        self.console.print(f"  [yellow]notice:[/yellow] {text}", highlight=False)
+        # What programs say may look like markup: HAProxy puts paths in brackets.
+        self.console.print("  [yellow]notice:[/yellow]", escape(text), highlight=False)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ async def started(run: Run, starters: Mapping[str, ServerStarter]) -> AsyncItera
                     servers[name] = await stack.enter_async_context(starter(run))
                 up.set()
                 await over.wait()
-        except (NemoGymError, OSError, TimeoutError, MissingToolError) as error:
+        except (NemoGymError, OSError, psutil.Error, MissingToolError) as error:
             run.notice(f"{name}: {in_a_line(error)}")
         finally:
             up.set()
@@ -206,7 +206,7 @@ async def running_process(run: Run, arguments: list[str]) -> AsyncIterator[int]:
             raise ChildProcessError("the program did not start")
         yield int(pid)
     except (OSError, TimeoutError) as error:
-        raise ChildProcessError(f"{in_a_line(error)}; the program said: {_said_in(log.name)}") from error
+        raise ChildProcessError(f"{in_a_line(error)}; the program said: {said_in(Path(log.name))}") from error
     finally:
         for signum in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):
@@ -217,9 +217,9 @@ async def running_process(run: Run, arguments: list[str]) -> AsyncIterator[int]:
         await process.wait()
 
 
-def _said_in(log: str) -> str:
+def said_in(log: Path) -> str:
     """Return in a line what a program that failed has said: HAProxy's alerts, or else the last line."""
-    lines = Path(log).read_text(errors="replace").split("\n")
+    lines = log.read_text(errors="replace").split("\n")
     alerts = [line.partition(" : ")[2].strip() for line in lines if line.startswith("[ALERT]")]
     said = "; ".join(alerts) or next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
     return said if len(said) <= _SHOWN else f"...{said[-_SHOWN:]}"

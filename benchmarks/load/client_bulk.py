@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -30,6 +31,16 @@ async def work(lead: Lead, job: Job) -> None:
         await reply.read()
         return reply.cookies
 
+    async def check(cookies: Any) -> None:
+        if upload:
+            reply = await client.post(name, "/upload", params={"checksum": "true"}, data=body, cookies=cookies)
+            right = await reply.json() == {"size": size, "crc": zlib.crc32(body)}
+        else:
+            reply = await client.get(name, "/download", params={"size": size}, cookies=cookies)
+            right = await reply.read() == body
+        if reply.status != 200 or not right:
+            raise ValueError(f"a body arrived damaged, or not at all: {reply.status}")
+
     async def transfer(cookies: Any) -> None:
         if upload:
             reply = await client.post(name, "/upload", data=body, cookies=cookies)
@@ -45,7 +56,8 @@ async def work(lead: Lead, job: Job) -> None:
             await transfer(cookies)
 
     sessions = [await cookies_of_a_session() for _ in range(job["connections"])]
-    await asyncio.gather(*(repeat(cookies, 1) for cookies in sessions))
+    # Every byte is looked at here; the timed transfers are looked at by their size.
+    await asyncio.gather(*(check(cookies) for cookies in sessions))
     await lead.go_ahead()
     began = time.perf_counter()
     await asyncio.gather(*(repeat(cookies, job["count"]) for cookies in sessions))

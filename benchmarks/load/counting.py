@@ -117,7 +117,7 @@ class MCPCounterSession(CounterSession):
 
     def _is_right(self, body: bytes) -> bool:
         if self._is_tool_call:
-            return json.loads(body)["result"]["isError"] is False
+            return json.loads(body).get("result", {}).get("isError") is False
         return super()._is_right(body)
 
 

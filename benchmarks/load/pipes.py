@@ -22,9 +22,14 @@ _LONGEST_LINE = 2**24
 
 
 class Lead:
-    """The benchmark at the other end."""
+    """The benchmark at the other end.
+
+    Attributes:
+        when_abandoned: Called before this process ends because the benchmark is gone.
+    """
 
     def __init__(self) -> None:
+        self.when_abandoned: Callable[[], object] = lambda: None
         self._lines: asyncio.Queue[str] = asyncio.Queue()
 
     async def listen(self) -> None:
@@ -33,6 +38,7 @@ class Lead:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
             self._lines.put_nowait(line.decode())
+        self.when_abandoned()
         os._exit(_ABANDONED)
 
     async def job(self) -> Job:

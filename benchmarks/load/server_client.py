@@ -11,21 +11,17 @@ requests, and that is the price of fewer workers and not of less routing.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import psutil
 from omegaconf import OmegaConf
 
 from benchmarks.load.counting import CounterSession
 from benchmarks.load.pipes import Job, Lead, serve
+from benchmarks.load.turns import let_all_run, let_only_run
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.server_utils import ServerClient, close_client
-
-_LOOK_S: Final = 0.001
 
 
 class ClientSession(CounterSession):
@@ -64,23 +60,13 @@ async def open_evenly(client: ServerClient, name: str, count: int, workers: Sequ
 
     try:
         for number, accepting in enumerate(workers):
-            await _let_run(accepting, workers)
+            await let_only_run(accepting, workers)
             calls |= {asyncio.create_task(call()) for _ in range(2 * share if number else share)}
             while len(waiting := {one for one in calls if not one.done()}) > number * share:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for worker in workers:
-            os.kill(worker, signal.SIGCONT)
+        let_all_run(workers)
     await asyncio.gather(*calls)
-
-
-async def _let_run(chosen: int, workers: Sequence[int]) -> None:
-    os.kill(chosen, signal.SIGCONT)
-    for worker in workers:
-        if worker != chosen:
-            os.kill(worker, signal.SIGSTOP)
-            while psutil.Process(worker).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110, nobody else would tell
-                await asyncio.sleep(_LOOK_S)
 
 
 async def work(lead: Lead, job: Job) -> None:
@@ -98,6 +84,7 @@ async def work(lead: Lead, job: Job) -> None:
     latencies: list[float] = []
     turn = asyncio.Semaphore(job["connections"])
     if len(job["workers"]) > 1 and not job["straight_to_owner"]:
+        lead.when_abandoned = lambda: let_all_run(job["workers"])
         await open_evenly(client, job["name"], job["connections"], job["workers"])
 
     async def play(count: int) -> int:

@@ -152,7 +152,10 @@ async def open_connections(
         port: Its port.
         count: How many to open.
         workers: The workers' process ids. With fewer than two the connections are taken as they come.
-        patience_s: For how long to go on trying; after that what is missing is taken as it comes.
+        patience_s: For how long to go on trying.
+
+    Raises:
+        ConnectionError: A worker takes fewer than its share; measured so, it would be compared with something else.
     """
     if len(workers) < 2:
         return await asyncio.gather(*(Connection.open(host, port) for _ in range(count)))
@@ -172,9 +175,13 @@ async def open_connections(
         while len(spare) > 2 * count:
             spare.pop(0).close()
     chosen = [one for connections in by_worker.values() for one in connections]
-    chosen += [spare.pop() for _ in range(min(len(spare), count - len(chosen)))]
     for one in spare:
         one.close()
+    if len(chosen) < share * len(workers):
+        for one in chosen:
+            one.close()
+        taken = sorted(len(by_worker.get(worker, ())) for worker in workers)
+        raise ConnectionError(f"connections can't be spread evenly: of {share} each, workers have taken {taken}")
     random.Random(0).shuffle(chosen)
     for one in chosen[count:]:
         one.close()

@@ -22,7 +22,9 @@ AIOHTTP: Final = "ours, 4 workers, session_hop: aiohttp"
 LOCAL: Final = "ours, 4 workers, session_placement: local"
 UNROUTED_4: Final = "ours, 4 workers, no routing (wrong)"
 HAPROXY: Final = "HAProxy before 4 of ours"
-STRAIGHT: Final = "ServerClient, ours, 4 workers"
+CLIENT: Final = "ServerClient, ours, {} workers"
+CLIENT_1: Final = "ServerClient, ours, 1 worker"
+STRAIGHT: Final = CLIENT.format(4)
 SHARED_PORT: Final = "ServerClient by the shared port, ours, 4 workers"
 CLIENT_UNROUTED: Final = "ServerClient, ours, 4 workers, no routing (wrong)"
 CLIENT_HAPROXY: Final = "ServerClient, HAProxy before 4 of ours"
@@ -48,9 +50,13 @@ async def run(run: Run) -> BenchmarkResult:
     }
     foreign = {"connections": 16, "live": 32, "sessions": run.size(800, 50), "warm_up": run.size(150, 10)}
     client: dict[str, Any] = {**foreign, "sessions": run.size(400, 50), "straight_to_owner": False}
+    straight = {**client, "straight_to_owner": True}
     loads = {name: Load(name, job=foreign) for name in starters}
     loads |= {
-        STRAIGHT: Load(OURS_4, "server_client", {**client, "straight_to_owner": True}),
+        CLIENT_1: Load(OURS_1, "server_client", straight),
+        CLIENT.format(2): Load(OURS.format(2), "server_client", straight),
+        STRAIGHT: Load(OURS_4, "server_client", straight),
+        CLIENT.format(8): Load(OURS.format(8), "server_client", straight),
         SHARED_PORT: Load(OURS_4, "server_client", client),
         CLIENT_UNROUTED: Load(UNROUTED_4, "server_client", client),
         CLIENT_HAPROXY: Load(HAPROXY, "server_client", client),
@@ -64,10 +70,13 @@ async def run(run: Run) -> BenchmarkResult:
 
 
 def compare(table: Table) -> None:
-    """Add the ratios to what each alternative is compared with: what the same client calls."""
-    table.add_ratios(BARE_1, "cpu_ms", VERSUS_BARE.key)
-    table.add_ratios(UNROUTED_4, "cpu_ms", VERSUS_CEILING.key)
-    table.add_ratios(HAPROXY, "cpu_ms", VERSUS_HAPROXY.key)
+    """Add the ratios to what each alternative is compared with: to what the same client calls."""
+    own = [name for name in table.samples if name.startswith("ServerClient")]
+    foreign = [name for name in table.samples if name not in own]
+    table.add_ratios(BARE_1, "cpu_ms", VERSUS_BARE.key, foreign)
+    for client, ceiling, haproxy in ((foreign, UNROUTED_4, HAPROXY), (own, CLIENT_UNROUTED, CLIENT_HAPROXY)):
+        table.add_ratios(ceiling, "cpu_ms", VERSUS_CEILING.key, client)
+        table.add_ratios(haproxy, "cpu_ms", VERSUS_HAPROXY.key, client)
 
 
 def checks_of(table: Table) -> list[Check]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
+
 from benchmarks.harness.load import LoadError, LoadGenerator
 from benchmarks.harness.processes import memory_mb
 from benchmarks.harness.results import BenchmarkResult, Column, Table
 from benchmarks.harness.rounds import CPU, RATE, RIGHT
 from benchmarks.harness.run import Run
-from benchmarks.harness.servers import COUNTER, Server, bare_counter, gym_server, started
+from benchmarks.harness.servers import COUNTER, Server, bare_counter, gym_server, in_a_line, started
 from nemo_gym.session_routing import SESSION_OWNER_KEY
 
 PER_SESSION = Column("bytes_per_session", "bytes per session", 0)
@@ -39,8 +41,8 @@ async def run(run: Run) -> BenchmarkResult:
             run.step(f"{table.title}: {name}")
             try:
                 table.add(name, await _measure(server, count))
-            except (LoadError, OSError) as error:
-                run.notice(f"{name}: failed: {error}")
+            except (LoadError, OSError, psutil.Error) as error:
+                run.notice(f"{name}: failed: {in_a_line(error)}")
     return BenchmarkResult("live_sessions", [table])
 
 

@@ -24,7 +24,7 @@ from benchmarks.harness.processes import cpu_seconds, tree
 from benchmarks.harness.results import BenchmarkResult, Check, Column, Table
 from benchmarks.harness.rounds import Measure, interleave
 from benchmarks.harness.run import ROOT, Run, machine
-from benchmarks.harness.servers import COUNTER, deployed, in_a_line
+from benchmarks.harness.servers import COUNTER, deployed, in_a_line, said_in
 from nemo_gym.deployment import Deployment
 from nemo_gym.errors import NemoGymError
 from nemo_gym.global_config import load_global_config
@@ -135,22 +135,25 @@ def _measure(run: Run, deployment: Deployment, cores: int, *, on_one_core: bool)
             *("--no-serve", "--head-server", deployment.head_url, "--agent", "agent"),
             *("--input", str(DATA), "--num-repeats", str(rollouts // ROWS), "--output", str(output)),
         ]
-        with _kept_to_one_core() if on_one_core else nullcontext():
+        log = output.with_suffix(".log")
+        with _kept_to_one_core() if on_one_core else nullcontext(), log.open("wb") as said:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "nemo_gym.cli", "eval", "run", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=said,
                 start_new_session=True,
             )
         try:
             first, last = await _watch(process, output, rollouts, servers)
+        except LoadError as error:
+            raise LoadError(f"{error}; it said: {said_in(log)}") from None
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, 9)
-            await process.communicate()
+            await process.wait()
         return _values(first, last, 1 if on_one_core else cores) | {"right": 100 * _share_right(output, rollouts)}
 
     return measure

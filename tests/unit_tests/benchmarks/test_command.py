@@ -31,6 +31,7 @@ def refusal(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["soak", "counter"], "soak runs alone"),
         (["soak", "--quick"], "soak has no --rounds, --quick or --markdown"),
         (["soak", "--rounds", "2"], "soak has no --rounds"),
+        (["--json", "no-such.report", "--markdown", "./no-such.report"], "--json and --markdown name the same file"),
     ],
 )
 def test_what_cant_be_done_is_told_before_anything_is_run(

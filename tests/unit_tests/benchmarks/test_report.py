@@ -44,7 +44,7 @@ def result() -> SuiteResult:
         Check(1, "ours / bare", counted.ratio("ours", "bare", "cpu_ms"), 1.5),
         Check(2, "ours / other", of(1.21), 1.1),
     ]
-    benchmark = BenchmarkResult("counter", [counted], checks, ["other: it is not installed"])
+    benchmark = BenchmarkResult("counter", [counted], checks, ["other [/opt/other:1]: it is not installed"])
     return SuiteResult("2026-01-02 03:04 UTC", MACHINE, {"rounds": 3}, [benchmark])
 
 
@@ -100,7 +100,7 @@ def test_markdown_holds_targets_tables_and_notices(result: SuiteResult) -> None:
     assert "| 9. Tail |  |  |  | not measured |" in text
     assert "### counter: Counting" in text
     assert "| alternative | CPU, ms | CPU / bare |\n|---|---|---|\n| bare | 0.100 (0.100 - 0.150) | 1.00" in text
-    assert "*counter:* other: it is not installed" in text
+    assert "*counter:* other [/opt/other:1]: it is not installed" in text
 
 
 def test_json_holds_every_rounds_value_and_the_verdicts(result: SuiteResult) -> None:
@@ -118,4 +118,5 @@ def test_the_terminal_shows_the_same(result: SuiteResult) -> None:
     text = console.file.getvalue()
     for part in ("counter: Counting", "0.150", "(0.145 - 0.195)", "missed by 10%", "9. Tail", "not measured"):
         assert part in text
+    assert "counter: other [/opt/other:1]: it is not installed" in text
     assert "[dim]" not in text
