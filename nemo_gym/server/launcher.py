@@ -19,7 +19,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Final
 
-# With what uvicorn imports when a worker begins to serve.
+# With what uvicorn imports when a worker begins to serve, and AnyIO at its first use.
 _SERVING: Final = (
     "nemo_gym.server.template",
     "nemo_gym.server.bootstrap",
@@ -28,6 +28,7 @@ _SERVING: Final = (
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",
     "uvicorn.lifespan.on",
+    "anyio._backends._asyncio",
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -50,6 +51,7 @@ def _aiohttp_hop(path: Path) -> Hop:
     return aiohttp_hop.AiohttpHop(path)
 
 
+_IMPORTED_LATE: Final = tuple(f"{__package__}.{name}" for name in ("aiohttp_hop", "owner_pool", "websocket_hop"))
 _HOPS: Final[dict[HopName, Callable[[Path], Hop]]] = {"frames": FrameHop, "aiohttp": _aiohttp_hop}
 
 
@@ -79,6 +81,11 @@ class Forwarder:
     def open_pools(self) -> int:
         """How many owners there are connections kept for."""
         return len(self._owners)
+
+    def prepare(self) -> None:
+        """Import what is imported late, before there are requests that would wait for it."""
+        for name in _IMPORTED_LATE:
+            import_module(name)
 
     async def forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and send its reply, or one WebSocket until it ends.

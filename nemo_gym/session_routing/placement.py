@@ -82,6 +82,7 @@ class Placer:
 
     def start(self) -> None:
         """Take part, now that this worker can be reached; on the running event loop."""
+        self.sessions.start_forgetting()
         try:
             self._loads = SharedLoads(self._path, self._worker_id)
         except OSError as error:
@@ -89,7 +90,6 @@ class Placer:
             return
         self._loads.hold(self.sessions.held)
         self._beat()
-        self.sessions.start_forgetting()
         self._unchain = _chain_to_sigterm(self.leave)
 
     def leave(self) -> None:

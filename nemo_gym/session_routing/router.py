@@ -355,6 +355,7 @@ class SessionRoutingMiddleware:
 
         async def start_after_startup(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
+                self._forwarder.prepare()
                 await private.start()
                 if self._placer is not None:
                     self._placer.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from nemo_gym.session_routing import SESSION_LOST_HEADER, worker_socket_path
+from nemo_gym.session_routing import SESSION_LOST_HEADER, aiohttp_hop, owner_pool, websocket_hop, worker_socket_path
 from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
 from tests.owner_ends import BODY, HEAD, LAST, frame, take_request
 from tests.session_workers import (
@@ -29,6 +30,7 @@ from tests.session_workers import (
 pytestmark = pytest.mark.usefixtures("hop")
 
 MEGABYTE = 2**20
+IMPORTED_LATE = (aiohttp_hop, owner_pool, websocket_hop)
 
 
 class TestClientsOfOneConnection:
@@ -264,3 +266,16 @@ async def test_a_client_that_leaves_while_a_busy_owner_is_waited_for_leaves_noth
                     await asyncio.sleep(0.01)
             while open_descriptors() > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_no_request_waits_until_a_way_to_its_owner_is_imported(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in IMPORTED_LATE:
+        package, _, name = module.__name__.rpartition(".")
+        # The package's own name for it is put back with the test's end.
+        monkeypatch.setattr(f"{package}.{name}", module)
+        monkeypatch.delitem(sys.modules, module.__name__)
+
+    async with running_workers(socket_dir, 1):
+        assert {module.__name__ for module in IMPORTED_LATE} <= set(sys.modules)

@@ -334,6 +334,23 @@ async def test_without_a_file_of_loads_sessions_stay_and_the_log_says_so_once(
     assert "Is a directory" in told[0]
 
 
+@pytest.mark.parametrize("shares_loads", [True, False])
+async def test_a_session_without_an_end_is_forgotten_in_time(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch, shares_loads: bool
+) -> None:
+    monkeypatch.setattr("nemo_gym.session_routing.held_sessions.FORGET_S", 0.001)
+    if not shares_loads:
+        (socket_dir / "loads").mkdir()
+    async with placed(socket_dir, 1) as (worker,):
+        await seeds(worker, 1)
+        async with asyncio.timeout(60):
+            while held([worker]) != [0]:  # noqa: ASYNC110 - time tells nobody
+                await asyncio.sleep(0.001)
+
+        assert worker.router.sessions is not None
+        assert worker.router.sessions.begun == 1
+
+
 @pytest.mark.promise("placement-stays")
 async def test_without_placement_sessions_stay(socket_dir: Path) -> None:
     async with placed(socket_dir, 2, placement=None) as (here, there):
