@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from nemo_gym.global_config import load_global_config
@@ -40,6 +41,11 @@ def loads(folders: Folders, worker: str) -> dict[str, int]:
     with closing(SharedLoads(socket.parent / "loads", uuid.uuid4().hex)) as seen:
         seen.leave()
         return seen.snapshot()
+
+
+def is_accepting(worker: psutil.Process) -> bool:
+    """Whether a worker takes connections to the server's port."""
+    return any(one.status == psutil.CONN_LISTEN for one in worker.net_connections(kind="tcp"))
 
 
 def assert_counted(held: dict[str, int], owners: Iterable[str | None]) -> None:
@@ -202,6 +208,8 @@ async def test_a_worker_that_is_still_finishing_takes_no_new_sessions(placing: S
             assert await reply.content.readline() == b"begun\n"
             workers[stopping].terminate()
             await until(lambda: stopping not in loads(folders, stopping))
+            # A connection that it takes in its last moment is closed unread.
+            await until(lambda: not is_accepting(workers[stopping]))
             clients = [new_client() for _ in range(30)]
             for client in clients:
                 assert (await client.post("/seed_session", number=1)).status == 200
