@@ -223,15 +223,14 @@ class RolloutCollector:
 
         Raises:
             DatasetError: The failures file is none.
-            NemoGymError: The run's record can't be written.
+            NemoGymError: The run's record can't be written, or a file of an earlier run not removed.
             RolloutsStoppedError: The run could not go on.
         """
         assert self._opened is not None, "enter the collector first"
         opened, files = self._opened, self.config.files
         if not self.config.resume:
             opened.results.clear()
-            files.failures.unlink(missing_ok=True)
-            files.metrics.unlink(missing_ok=True)
+            files.remove_outcomes()
         opened.record.save(files.run_record)
         failures = FailuresFile(files.failures)
         self._ledger = ledger = Ledger(opened.results, failures, opened.rollouts, self._tell)

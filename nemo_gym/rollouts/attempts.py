@@ -40,6 +40,8 @@ NG_TERMINAL_KEY: Final = "_ng_terminal"
 NG_NO_PERSIST_KEY: Final = "_ng_no_persist"
 """In a reply of `/run`: true when it must not stand among the results."""
 
+_KEYS_OF_REPLIES: Final = (ROLLOUT_SECONDS_KEY_NAME, NG_FAILURE_CLASS_KEY, NG_TERMINAL_KEY, NG_NO_PERSIST_KEY)
+
 SESSION_LOST: Final = "session_lost"
 """The class of the failure of a rollout whose session is gone."""
 
@@ -216,7 +218,8 @@ async def _attempt(
         ROLLOUT_INDEX_KEY_NAME: rollout.rollout_index,
         ATTEMPT_INDEX_KEY_NAME: attempt_index,
     }
-    request.pop(ROLLOUT_SECONDS_KEY_NAME, None)  # of a row that was a result; an agent that echoes rows would tell it
+    for key in _KEYS_OF_REPLIES:
+        request.pop(key, None)  # of a row that was a result or a failure; an agent that echoes rows would tell it
     agent = f"agent '{rollout.agent}'"
     try:
         body = orjson.dumps(request)

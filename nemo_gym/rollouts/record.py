@@ -32,6 +32,18 @@ class RolloutFiles:
         """The metrics of the output, written by whoever profiles it."""
         return self._beside("_metrics.json")
 
+    def remove_outcomes(self) -> None:
+        """Remove the failures and the metrics of an earlier run.
+
+        Raises:
+            NemoGymError: One of them can't be removed.
+        """
+        for path in (self.failures, self.metrics):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise NemoGymError(f"can't remove {path}: {error.strerror}") from error
+
     def _beside(self, ending: str) -> Path:
         return self.output.with_name(self.output.stem + ending)
 

@@ -37,7 +37,7 @@ from nemo_gym.rollouts.events import (
 )
 from nemo_gym.rollouts.progress_record import RunProgress, read_runs
 from nemo_gym.server_utils import ServerClient, close_client
-from tests.fake_agent import FakeAgent, read_lines, running_fake_agent, write_rows
+from tests.fake_agent import WAIT_LIMIT_S, FakeAgent, read_lines, running_fake_agent, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ class Bench:
             self._told.set()
 
     async def until_finished(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_LIMIT_S):
             while len(self.lines_when_told) < count:
                 self._told.clear()
                 await self._told.wait()
@@ -328,7 +328,7 @@ async def test_cancellation_ends_the_run_promptly_and_keeps_what_is_finished(ben
     await bench.until_finished(2)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(run, 2)
+        await asyncio.wait_for(run, WAIT_LIMIT_S)
 
     assert sorted(bench.done()) == [(0, 0), (1, 0)]
     assert not bench.failures.exists()
@@ -345,7 +345,7 @@ async def test_stop_ends_the_run_with_its_reason(bench: Bench) -> None:
     await bench.until_finished(1)
     collector.stop("the server x has exited")
     with pytest.raises(RolloutsStoppedError, match="x has exited") as stopped:
-        await asyncio.wait_for(run, 2)
+        await asyncio.wait_for(run, WAIT_LIMIT_S)
 
     assert stopped.value.summary.finished == 1
     assert stopped.value.exit_code == 1
@@ -508,6 +508,13 @@ async def test_where_the_time_went_is_kept_as_far_as_the_agent_tells(bench: Benc
     by_part = [{part: told for part, told in one.items() if part != "total"} for one in seconds]
     assert by_part == [parts, {}, {"model": 2}, {}]
     assert all(lines[task]["_ng_duration_s"] == seconds[task]["total"] > 0 for task in range(4))
+
+
+async def test_what_a_row_says_of_its_outcome_is_not_taken_for_the_agents_word(bench: Bench) -> None:
+    of_earlier_runs = ({NG_FAILURE_CLASS_KEY: "timeout", NG_TERMINAL_KEY: True}, {NG_NO_PERSIST_KEY: True})
+    write_rows(bench.input, *of_earlier_runs)
+    assert (await bench.collector().run()).finished == 2
+    assert not any(key in line for line in read_lines(bench.output) for row in of_earlier_runs for key in row)
 
 
 def first_run_seen() -> RunProgress:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from nemo_gym.errors import DatasetError, UsageError
+from nemo_gym.errors import DatasetError, NemoGymError, UsageError
 from nemo_gym.rollout_collection import CollectionSummary, RolloutCollectionConfig, RolloutCollector
 from nemo_gym.rollouts.io import ResultsFile
 from nemo_gym.server_utils import ServerClient, close_client
@@ -172,6 +172,13 @@ async def test_an_existing_output_is_refused_unless_resumed_or_overwritten(colle
     summary = await collection.run(agent="agent", overwrite=True)
     assert (summary.total, summary.failed) == (2, 2)
     assert collection.done() == []
+
+
+@pytest.mark.parametrize("name", ["out_failures.jsonl", "out_metrics.json"])
+async def test_a_file_beside_the_output_that_cannot_be_replaced_is_named(collection: Collection, name: str) -> None:
+    (collection.folder / name).mkdir()
+    with pytest.raises(NemoGymError, match=f"can't remove {collection.folder / name}"):
+        await collection.run(agent="agent")
 
 
 async def test_a_file_that_no_collector_wrote_is_refused(collection: Collection) -> None:
