@@ -103,15 +103,16 @@ class RequestCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._handled: dict[str, int] | None = None
+        # By process: of a silent worker nothing else is known.
+        self._handled: dict[int, int] | None = None
 
     def add(self, figures: ServerFigures) -> None:
         """Take in figures. What was handled before the first ones is not counted."""
         before = self._handled
-        now = {worker.worker_id: worker.requests_handled for worker in figures.workers if worker.responding}
+        now = {worker.pid: worker.requests_handled for worker in figures.workers if worker.responding}
         if before is not None:
-            self.total += sum(max(0, handled - before.get(name, 0)) for name, handled in now.items())
-            silent = {worker.worker_id for worker in figures.workers if not worker.responding}
+            self.total += sum(max(0, handled - before.get(pid, 0)) for pid, handled in now.items())
+            silent = {worker.pid for worker in figures.workers if not worker.responding}
             # Where a silent worker stood is needed when it answers again.
-            now |= {name: handled for name, handled in before.items() if name in silent}
+            now |= {pid: handled for pid, handled in before.items() if pid in silent}
         self._handled = now

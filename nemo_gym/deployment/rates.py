@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nemo_gym.server.figures import Histogram, ServerFigures, WorkerFigures
+from nemo_gym.server.figures import Histogram, ServerFigures, WorkerFigures, summed
 
 _NOTHING: Final = WorkerFigures()
 
@@ -69,17 +69,10 @@ def total_rates(rates: Iterable[WorkerRates]) -> WorkerRates | None:
         sum(one.requests_per_s for one in every),
         sum(one.sessions_per_s for one in every),
         sum(one.cpu for one in every),
-        _summed(one.replies for one in every),
-        _summed(one.lost_replies for one in every),
+        summed(one.replies for one in every),
+        summed(one.lost_replies for one in every),
         sum((one.request_seconds for one in every), Histogram()),
     )
-
-
-def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
 
 
 def _rates(now: WorkerFigures, before: WorkerFigures, seconds: float) -> WorkerRates:

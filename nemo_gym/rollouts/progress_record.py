@@ -87,11 +87,6 @@ class RunProgress:
     rate_per_s: float = 0.0
     history: list[list[float]] = field(default_factory=list)
 
-    @property
-    def mean_reward(self) -> float | None:
-        """The mean of this run's rewards; None where there are none."""
-        return self.reward_sum / self.reward_count if self.reward_count else None
-
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return dataclasses.asdict(self)

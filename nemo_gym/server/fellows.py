@@ -20,10 +20,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
 
 import orjson
 from fastapi import FastAPI
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -259,7 +259,7 @@ def _metrics_text(figures: ServerFigures) -> tuple[bytes, str]:
 
 
 def _asks_for_self(scope: Scope) -> bool:
-    return parse_qs(scope["query_string"]).get(b"only") == [_ONLY_SELF.encode("ascii")]
+    return QueryParams(scope["query_string"]).get("only") == _ONLY_SELF
 
 
 def _json(status: int, content: Any) -> Response:

@@ -37,11 +37,6 @@ class Histogram:
         """How many there were."""
         return sum(self.counts)
 
-    @property
-    def mean(self) -> float:
-        """Seconds on average; 0 where there were none."""
-        return self.sum / self.count if self.count else 0.0
-
     def quantile(self, q: float) -> float:
         """Return about how many seconds the part `q` of all did not exceed; 0 where there were none.
 
@@ -191,11 +186,6 @@ class ServerFigures:
     lost_with_removed: int = 0
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all workers that there are to be have answered."""
-        return sum(worker.responding for worker in self.workers) >= self.num_workers
-
-    @property
     def sessions_open(self) -> int:
         """Sessions that are held by all workers."""
         return sum(worker.sessions_open for worker in self.workers)
@@ -240,12 +230,12 @@ class ServerFigures:
     @property
     def replies(self) -> dict[str, int]:
         """The replies of the present workers, by class."""
-        return _summed(worker.replies for worker in self.workers)
+        return summed(worker.replies for worker in self.workers)
 
     @property
     def lost_replies(self) -> dict[str, int]:
         """The replies of the present workers that told of a lost session, by reason."""
-        return _summed(worker.lost_replies for worker in self.workers)
+        return summed(worker.lost_replies for worker in self.workers)
 
     @property
     def request_seconds(self) -> Histogram:
@@ -280,7 +270,8 @@ class ServerFigures:
         return cls(**known)
 
 
-def _summed(dictionaries: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def summed(dictionaries: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts, by name."""
     total: dict[str, int] = {}
     for dictionary in dictionaries:
         for name, number in dictionary.items():

@@ -65,11 +65,6 @@ class LoopLag:
             self._timer.cancel()
             self._timer = None
 
-    @property
-    def is_late(self) -> bool:
-        """Whether a look is overdue."""
-        return self._timer is not None and asyncio.get_running_loop().time() > self._due
-
     def worst(self) -> float:
         """Return the longest, in seconds; what is late right now counts too."""
         if self._timer is None:
@@ -93,7 +88,7 @@ class Recorder:
         replies: The requests that are over, by the hundreds of the reply's status; the first are those without one.
         lengths: Those requests by how long they took, in the ranges of `BOUNDS`.
         seconds: How long all of them took together.
-        edge_paths: Routes at which a session may begin or end, where this recorder counts sessions; else none.
+        edge_paths: Routes at which a session may begin or end; None where this recorder counts no sessions.
         hop_durations: For the router to count in.
         worker_id: This worker.
         socket_dir: As given.
@@ -103,8 +98,8 @@ class Recorder:
         self.worker_id = new_worker_id()
         self.hop_durations = Durations()
         self.begun = 0
-        self.edge_paths: frozenset[str] = frozenset()
-        self._first_paths = self._last_paths = self._ignored_paths = self.edge_paths
+        self.edge_paths: frozenset[str] | None = None
+        self._first_paths = self._last_paths = self._ignored_paths = frozenset[str]()
         self._session_key: str | None = None
         self.lengths = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
@@ -276,7 +271,7 @@ class _CountedRequest(DisconnectWatch):
         if kind == "http.response.start":
             self._status = status = message["status"]
             scope, edges = self.scope, self.recorder.edge_paths
-            if edges and (scope["path"] in edges or NEW_SESSION_KEY in scope):
+            if edges is not None and (scope["path"] in edges or NEW_SESSION_KEY in scope):
                 self._ending = self.recorder.note_session(scope, status)
             if status == _LOST:
                 self.recorder.lost(message)

@@ -29,7 +29,7 @@ OTEL_EXTRA: Final = "otel"
 _IMPLEMENTATION: Final = "nemo_gym.server.otel"
 _DISABLED_ENV: Final = "OTEL_SDK_DISABLED"
 _SHORT_ID: Final = 8
-_TUNING: Final = "OTEL_BSP_"
+_VARIABLES: Final = "OTEL_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +153,18 @@ def start_tracing(config: Mapping[str, Any], service: str) -> Tracing | None:
     if settings is None:
         return None
     try:
-        implementation = importlib.import_module(_IMPLEMENTATION)
+        recorder: Tracing = importlib.import_module(_IMPLEMENTATION).OtelTracing(settings, service)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
             raise
         raise MissingExtraError(OTEL_EXTRA, f"'{TRACING_KEY_NAME}' in the configuration") from error
-    try:
-        recorder: Tracing = implementation.OtelTracing(settings, service)
-    except ValueError as error:
-        found = ", ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(_TUNING))
+    except ValueError as error:  # of the import, too, which reads some of the variables
+        # Without their values, for those of headers are secrets.
+        found = ", ".join(name for name in sorted(os.environ) if name.startswith(_VARIABLES))
         raise ConfigError(
             f"OpenTelemetry can't take its settings: {error}",
             key=TRACING_KEY_NAME,
-            hint=f"Look at the environment variables {found or _TUNING + '...'}",
+            hint=f"Look at the environment variables {found}",
         ) from error
     return recorder
 

@@ -14,6 +14,7 @@ import aiohttp
 
 from nemo_gym.dashboard import running_dashboard
 from nemo_gym.deployment import Deployment
+from nemo_gym.deployment.diagnosis import FindingKind
 from nemo_gym.deployment.status import StatusWatch
 from nemo_gym.global_config import load_global_config
 from tests.e2e.dashboard.conftest import PERMISSION, Visit
@@ -69,7 +70,8 @@ async def test_a_killed_worker_is_seen_on_the_dashboard_in_the_status_and_in_the
             await visit.sees(f"worker {slot} was replaced", "#events")
             await visit.sees(f"{sessions} sessions lost with it", "#events")
         (status,) = await StatusWatch().look()
-        assert [finding.worker for finding in status.servers[0].findings] == [slot]
+        findings = status.servers[0].findings
+        assert [finding.worker for finding in findings if finding.kind is FindingKind.REPLACED] == [slot]
         async with aiohttp.ClientSession() as session, session.get(f"{status.servers[0].url}/metrics") as reply:
             restarts = re.findall(
                 r'^nemo_gym_worker_restarts_total\{.*worker="(\d+)".*\} 1\.0$', await reply.text(), re.M

@@ -318,8 +318,8 @@ async def test_an_answer_that_was_under_way_does_not_end_a_pause(
     async with visiting(head) as visit:
         await visit.sees("nothing is wrong")
         await visit.page.route("**/dashboard/data", hold)
-        counter.change(0, sessions_open=60)
         await asyncio.wait_for(asked.wait(), 60)
+        counter.change(0, sessions_open=60)
         await visit.page.locator("#pause").click()
         await until_known(head, 60)
         async with visit.page.expect_response("**/dashboard/data") as reply:

@@ -102,7 +102,7 @@ def server_processes(project: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_gone(processes: list[psutil.Process], seconds: float = 20) -> None:
+def wait_gone(processes: list[psutil.Process], seconds: float = 60) -> None:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     assert not alive
 
@@ -559,7 +559,7 @@ def test_no_server_outlives_a_killed_parent(project: Path) -> None:
         wait_gone(processes)
 
 
-def wait_until(condition: Callable[[], bool], attempts: int = 2000) -> None:
+def wait_until(condition: Callable[[], bool], attempts: int = 6000) -> None:
     for _ in range(attempts):
         if condition():
             return

@@ -68,7 +68,7 @@ class Collection:
 
     def finish(self, **options: Any) -> str:
         process = self.start(**options)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=2 * WAIT_LIMIT_S)
         assert process.returncode == 0, errors
         return output
 
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_it_promptly_and_keeps_what_is_finished(collection: Collecti
     process = collection.start(concurrency=2)
     collection.agent.wait_until(lambda: len(collection.agent.calls) == 7)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=WAIT_LIMIT_S)  # what is held is not answered
 
     assert process.returncode != 0
     assert collection.done() == [(task, 0) for task in range(5)]

@@ -84,18 +84,19 @@ def check_trace(spans: list[Span]) -> None:
         ("collector: attempt", "collector: rollout"),
         ("collector: POST agent", "collector: attempt"),
         ("agent: POST /run", "collector: POST agent"),
-        ("counter: POST /seed_session", "agent: POST counter"),
-        ("counter: POST /verify", "agent: POST counter"),
-        ("counter: hop", "counter: POST"),
-        ("counter: POST /get_counter_value", "counter: hop"),
     ):
         assert found[edge] == 1, edge
+    # Straight to the session's worker, or on a busy machine by another one.
+    for name in ("counter: POST /seed_session", "counter: POST /verify"):
+        assert found[name, "agent: POST counter"] + found[name, "counter: hop"] == 1, name
     assert found["agent: POST policy_model", "agent: POST /run"] >= 2
     assert found["policy_model: POST /v1/responses", "agent: POST policy_model"] >= 2
-    (hop,) = (span for span in spans if span.name == "hop")
-    owner = next(span for span in spans if span.parent == hop.id)
-    assert hop.attributes["nemo_gym.owner"] == owner.attributes["nemo_gym.worker"]
-    assert hop.attributes["nemo_gym.worker"] != hop.attributes["nemo_gym.owner"]
+    assert found["counter: POST /get_counter_value", "counter: hop"] >= 1
+    for hop in (span for span in spans if span.name == "hop"):
+        assert parent_of(hop, by_id) == "counter: POST"
+        (owner,) = (span for span in spans if span.parent == hop.id)
+        assert hop.attributes["nemo_gym.owner"] == owner.attributes["nemo_gym.worker"]
+        assert hop.attributes["nemo_gym.worker"] != hop.attributes["nemo_gym.owner"]
     (rollout,) = {span.attributes["nemo_gym.rollout"] for span in spans if "nemo_gym.rollout" in span.attributes}
     assert rollout.endswith("-0")
 

@@ -12,11 +12,15 @@ def sample(requests: int = 0, sessions: int = 0) -> Sample:
     return Sample(sessions=sessions, in_flight=0, requests=requests)
 
 
-def figures(*workers: tuple[str, int, bool]) -> ServerFigures:
+def figures(*workers: tuple[int, int | None]) -> ServerFigures:
+    """Return figures of workers: each one's process, and what it has handled, None where it is silent."""
     return ServerFigures(
         workers=tuple(
-            WorkerFigures(worker_id=name, slot=slot, requests_handled=handled, responding=responding)
-            for slot, (name, handled, responding) in enumerate(workers)
+            # Of a silent worker the id is not known.
+            WorkerFigures(slot=slot, pid=pid, responding=False)
+            if handled is None
+            else WorkerFigures(worker_id=f"id of {pid}", slot=slot, pid=pid, requests_handled=handled)
+            for slot, (pid, handled) in enumerate(workers)
         )
     )
 
@@ -80,11 +84,11 @@ def test_history_begins_anew_when_the_clock_is_set_back() -> None:
 @pytest.mark.parametrize(
     ("looks", "total"),
     [
-        ([figures(("a", 100, True)), figures(("a", 130, True))], 30),
-        ([figures(("a", 100, True)), figures(("b", 7, True))], 7),
-        ([figures(("a", 100, True)), figures(("a", 0, False)), figures(("a", 120, True))], 20),
-        ([figures(("a", 100, True)), figures(), figures(("b", 5, True))], 5),
-        ([figures(("a", 5, True), ("b", 5, True)), figures(("a", 6, True), ("c", 2, True))], 3),
+        ([figures((1, 100)), figures((1, 130))], 30),
+        ([figures((1, 100)), figures((2, 7))], 7),
+        ([figures((1, 100)), figures((1, None)), figures((1, None)), figures((1, 120))], 20),
+        ([figures((1, 100)), figures(), figures((2, 5))], 5),
+        ([figures((1, 5), (2, 5)), figures((1, 6), (3, 2))], 3),
     ],
     ids=["counts on", "replaced", "silent for a while", "gone for a while", "one of two replaced"],
 )

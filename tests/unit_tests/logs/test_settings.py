@@ -65,9 +65,14 @@ def test_the_standard_variable_turns_traces_off(monkeypatch: pytest.MonkeyPatch)
     assert start_tracing({"tracing": True}, "counter") is None
 
 
-def test_a_standard_variable_that_can_not_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
-    with pytest.raises(ConfigError, match=r"(?s)tracing.*OpenTelemetry.*OTEL_BSP_MAX_QUEUE_SIZE=100"):
+@pytest.mark.parametrize("variable", ["OTEL_BSP_MAX_QUEUE_SIZE=100", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT=many"])
+def test_a_standard_variable_that_can_not_be_is_named(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    # Limits are read by the import.
+    for module in ("nemo_gym.server.otel", "opentelemetry.sdk.trace"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigError, match=rf"(?s)tracing.*OpenTelemetry.*variables .*{name}"):
         start_tracing({"tracing": True}, "counter")
 
 

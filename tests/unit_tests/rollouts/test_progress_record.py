@@ -136,7 +136,7 @@ def test_a_recorder_tells_how_the_run_ended(error: BaseException | None, finishe
     recorder.finish(error)
     [run] = read_runs()
     assert (run.finished, run.agent, run.output) == (finished, "agent", str(Path("out.jsonl").absolute()))
-    assert (run.total, run.already_done, run.done, run.mean_reward, run.running) == (4, 1, 1, 0.5, 0)
+    assert (run.total, run.already_done, run.done, run.reward_sum, run.running) == (4, 1, 1, 0.5, 0)
     assert [point[1:] for point in run.history][-1] == [1, 0, 0.5]
     assert sum(run.reward_histogram) == 1
     assert len(run.reward_histogram) == len(run.reward_bounds) + 1
@@ -148,7 +148,7 @@ def test_rewards_beyond_what_a_float_holds_are_no_trouble() -> None:
     for _ in range(2):
         tally(RolloutFinished(0, 0, 1.7e308, 1.0))
     progress = recorder_of(tally).progress()
-    assert RunProgress.from_json(orjson.loads(orjson.dumps(progress))).mean_reward == 0.0
+    assert RunProgress.from_json(orjson.loads(orjson.dumps(progress))).reward_sum == 0.0
 
 
 def test_a_clock_that_is_set_does_not_turn_the_history_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,6 @@ def test_a_servers_sums_are_those_of_its_workers() -> None:
     assert figures.lost_replies == {"worker_gone": 2}
     assert (figures.requests_handled, figures.restarts, figures.sessions_lost) == (8, 4, 6)
     assert figures.request_seconds == Histogram(BOUNDS, (2, 4, 0, 2), 27.0)
-    assert not figures.is_complete
-    assert SERVER.is_complete
     assert SERVER.sessions_lost == 3 + 5
 
 
@@ -60,7 +58,7 @@ def test_a_quantile_lies_within_the_range_that_holds_it(part: float, seconds: fl
 
 
 def test_of_nothing_every_quantile_is_nothing() -> None:
-    assert Histogram().quantile(0.5) == Histogram(BOUNDS, (0, 0, 0, 0)).quantile(1.0) == Histogram().mean == 0.0
+    assert Histogram().quantile(0.5) == Histogram(BOUNDS, (0, 0, 0, 0)).quantile(1.0) == 0.0
 
 
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.floats(0, 1), st.floats(0, 1))

@@ -183,7 +183,7 @@ async def test_a_reply_that_breaks_in_the_middle_is_never_taken_for_a_whole_one(
 
 
 async def wait_for(event: asyncio.Event) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await event.wait()
 
 
@@ -273,7 +273,7 @@ async def test_a_body_that_comes_slowly_to_a_waiting_handler_arrives_whole() -> 
             await asyncio.sleep(0.15)
             yield part
 
-    async with serving(recorder.app) as url, aiohttp.ClientSession() as session, asyncio.timeout(5):
+    async with serving(recorder.app) as url, aiohttp.ClientSession() as session, asyncio.timeout(60):
         response = await session.post(f"{url}/upload", data=slowly())
         assert await response.json() == {"size": 3}
 
@@ -392,7 +392,7 @@ async def test_requests_of_one_connection_are_answered_in_order_under_the_watch(
             body = b"x" * size
             writer.write(b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (size, body))
         for size in (1, 2, 3):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             assert head.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(len('{"size":0}')) == b'{"size":%d}' % size
         writer.close()
