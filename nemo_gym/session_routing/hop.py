@@ -31,6 +31,9 @@ STRAIGHT_KEY: Final = "nemo_gym.session_routing.straight"
 OWNED_KEY: Final = "nemo_gym.session_routing.owned"
 """The scope key that marks a request which goes, or has come, to another worker because that one owns its session."""
 
+PLACED_KEY: Final = "nemo_gym.session_routing.placed"
+"""The scope key under which a request that may begin a session tells who placed it: a `loads.Sender`."""
+
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
      b"trailer", b"transfer-encoding", b"upgrade", HOP_HEADER}
@@ -73,6 +76,7 @@ def describe_origin(scope: Scope) -> bytes:
             scope.get("root_path", ""),
             scope.get("http_version", "1.1"),
             OWNED_KEY in scope,
+            scope.get(PLACED_KEY),
         )
     )
 
@@ -137,8 +141,8 @@ def read_origin(value: bytes) -> dict[str, Any]:
         ValueError: It said nothing of the kind.
     """
     try:
-        client, server, scheme, root_path, http_version, is_owned = orjson.loads(value)
-        origin = {
+        client, server, scheme, root_path, http_version, is_owned, placed = orjson.loads(value)
+        origin: dict[str, Any] = {
             ARRIVED_KEY: True,
             "client": client and tuple(client),
             "server": server and tuple(server),
@@ -146,10 +150,13 @@ def read_origin(value: bytes) -> dict[str, Any]:
             "root_path": root_path,
             "http_version": http_version,
         }
+        if is_owned:
+            origin[OWNED_KEY] = True
+        if placed:
+            slot, worker = placed
+            origin[PLACED_KEY] = int(slot), worker
     except (TypeError, ValueError) as error:
         raise ValueError(f"{value!r} is no origin") from error
-    if is_owned:
-        origin[OWNED_KEY] = True
     return origin
 
 

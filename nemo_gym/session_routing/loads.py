@@ -7,7 +7,10 @@ nobody waits for anybody:
 - the sessions that a worker holds, how many have ended in the last seconds, and when the worker's event loop ran last,
   are written by that worker; one whose loop has not run for a second is not chosen;
 - the requests on their way to a worker that may begin a session there are counted by their senders, each in a cell of
-  its own. They count at once: a burst is spread before the first of it has been answered.
+  its own. They count at once: a burst is spread before the first of it has been answered;
+- how many of each sender's requests it has answered is counted by the worker, when it counts their sessions as held: a
+  sender with much to do hears of it later, and until then they would count twice. What the two count drifts apart when
+  a request is lost between them; a sender that waits for no answer puts its cell right.
 
 Failure policy: where there is no such file, no lock of this kind or no free slot, the caller gets an OSError and does
 without. What damages the file's content makes the choices worse for a moment and nothing else.
@@ -38,22 +41,29 @@ BEAT_S: Final = 0.25
 """How often a worker's event loop is to call `SharedLoads.beat`."""
 
 _WORD: Final = 8  # bytes
-# The words of a slot: its worker's id in ASCII, then numbers, of which the last ones are the senders' cells.
+# The words of a slot: its worker's id in ASCII, then numbers, of which the last ones are by sender: what it has sent,
+# written by itself, and what of that was answered, written by the slot's worker.
 _ID_WORDS: Final = 4
 _ENDED: Final = 4
 _PERIOD: Final = 5
 _BEAT: Final = 6
 _HELD: Final = 7
 _SENT: Final = 8
-_STRIDE: Final = _SENT + SLOTS
+_TAKEN: Final = _SENT + SLOTS
+_STRIDE: Final = _TAKEN + SLOTS
 _SIZE: Final = SLOTS * _STRIDE * _WORD
 
 _LOOK_S: Final = 0.2  # between two looks at who is there
 _SILENT_MS: Final = 1000  # without a beat
 _LARGEST: Final = (1 << 63) - 1
+_WRAP: Final = (1 << 64) - 1
 _PERIOD_S: Final = 10.0
 _LONGEST_AGO: Final = 32
 _SPARE_SLOTS: Final = 8
+
+
+Sender = tuple[int, str]
+"""A worker that has counted a request as sent: its slot and its id."""
 
 
 class SharedLoads:
@@ -66,6 +76,7 @@ class SharedLoads:
 
     Attributes:
         slot: This worker's slot.
+        sender: This worker, for those that it sends requests to.
 
     Raises:
         OSError: The file can't be made, mapped or locked, or all slots are taken.
@@ -76,7 +87,9 @@ class SharedLoads:
         self._look_at = 0.0
         self._others: list[int] = []
         self._peers: list[int] = []
-        self._counted = 1 + SLOTS
+        self._counted = SLOTS
+        # How many of this worker's requests are not answered, by slot.
+        self._open = [0] * SLOTS
         self._worker_id = worker_id
         self._sessions = 0
         # Whom this worker's cells count for; a cell is cleared when its slot has another worker.
@@ -93,6 +106,7 @@ class SharedLoads:
         except BaseException:
             os.close(self._descriptor)
             raise
+        self.sender: Sender = (self.slot, worker_id)
         self._has_left = False
         let_go_in_children(self)
 
@@ -119,8 +133,7 @@ class SharedLoads:
 
     def load(self, slot: int) -> int:
         """Return the sessions that a worker holds, and those that are on their way to it."""
-        first = slot * _STRIDE + _HELD
-        return sum(self._words[first : first + self._counted])
+        return _load(self._words, slot, self._counted)
 
     def ended(self, slot: int) -> int:
         """Return how many sessions of a worker ended in the last seconds; the longer ago, the less they count."""
@@ -152,13 +165,34 @@ class SharedLoads:
         """Count a request that goes to a worker; returns what `answered` has to be given."""
         if self._has_left:
             return None
-        self._add_to_cell(slot, 1)
+        self._open[slot] += 1
+        self._add(slot, _SENT + self.slot, 1)
         return self._workers[slot]
 
-    def answered(self, slot: int, worker: str | None) -> None:
-        """Count it no longer, unless its worker's slot has been cleared meanwhile."""
-        if worker is not None and worker == self._workers[slot] and not self._has_left:
-            self._add_to_cell(slot, -1)
+    def taken(self, sender: Sender) -> None:
+        """Say that this worker answers a request that was sent to it: what it began is counted as held.
+
+        Args:
+            sender: Who counted it as sent; one that has left since does not count.
+        """
+        slot, worker = sender
+        if not self._has_left and 0 <= slot < SLOTS and self._worker(slot) == worker:
+            self._add(self.slot, _TAKEN + slot, 1)
+
+    def answered(self, slot: int, worker: str | None, *, was_sent: bool = True) -> None:
+        """Wait for its answer no longer, unless its worker's slot has been cleared meanwhile.
+
+        Args:
+            slot: The worker's slot.
+            worker: What `sent` returned.
+            was_sent: False where in the end nothing was sent.
+        """
+        if worker is None or worker != self._workers[slot] or self._has_left:
+            return
+        self._open[slot] -= 1
+        if not was_sent:
+            self._add(slot, _SENT + self.slot, -1)
+        self._put_right(slot)
 
     def unreachable(self, worker: str) -> None:
         """Leave a worker out for good: it may keep its lock for an instant longer than its socket."""
@@ -221,9 +255,15 @@ class SharedLoads:
         self._words[slot * _STRIDE + _BEAT] = _milliseconds(self._clock())
         self._map[first : first + _ID_WORDS * _WORD] = self._worker_id.encode("ascii")
 
-    def _add_to_cell(self, slot: int, number: int) -> None:
-        cell = slot * _STRIDE + _SENT + self.slot
-        self._words[cell] = min(max(self._words[cell] + number, 0), _LARGEST)
+    def _add(self, slot: int, word: int, number: int) -> None:
+        place = slot * _STRIDE + word
+        self._words[place] = (self._words[place] + number) & _WRAP
+
+    def _put_right(self, slot: int) -> None:
+        """Where no answer is waited for, nothing is on its way."""
+        if not self._open[slot]:
+            first = slot * _STRIDE + self.slot
+            self._words[first + _SENT] = self._words[first + _TAKEN]
 
     def _is_silent(self, slot: int) -> bool:
         return _is_silent(self._words, slot, self._clock())
@@ -240,14 +280,19 @@ class SharedLoads:
                 self._clear_dead(slot)
                 worker = None
             if worker != self._workers[slot]:
-                if not self._has_left:
-                    self._words[slot * _STRIDE + _SENT + self.slot] = 0
+                self._open[slot] = 0
                 self._workers[slot] = worker
+            if not self._has_left:
+                self._put_right(slot)
+                if worker is None:
+                    # A sender that is gone sends nothing, whatever of its was under way when it went.
+                    first = self.slot * _STRIDE + slot
+                    self._words[first + _TAKEN] = self._words[first + _SENT]
             if worker is not None and worker not in self._unreachable:
                 self._others.append(slot)
         self._peers = [slot for slot in self._others if not self._is_silent(slot)]
         # Some more than there are senders: one that has just come counts at once.
-        self._counted = min(1 + max([self.slot, *self._others]) + _SPARE_SLOTS, 1 + SLOTS)
+        self._counted = min(1 + max([self.slot, *self._others]) + _SPARE_SLOTS, SLOTS)
         self._unreachable.intersection_update(worker for worker in self._workers if worker is not None)
 
     def _worker(self, slot: int) -> str | None:
@@ -264,8 +309,8 @@ class SharedLoads:
         first = slot * _STRIDE
         for word in range(first, first + _SENT):
             self._words[word] = 0
-        for cell in range(_SENT + slot, SLOTS * _STRIDE, _STRIDE):
-            self._words[cell] = 0
+        for cell in range(slot, SLOTS * _STRIDE, _STRIDE):
+            self._words[cell + _SENT] = self._words[cell + _TAKEN]
 
 
 class LoadsView:
@@ -284,7 +329,7 @@ class LoadsView:
         self._look_at = 0.0
         self._workers: list[tuple[int, str]] = []
         self._first_words: list[tuple[int, int]] = []
-        self._counted = 1 + SLOTS
+        self._counted = SLOTS
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         # Clients have no end of life at which they would close it.
         self._close = weakref.finalize(self, os.close, self._descriptor)
@@ -313,8 +358,7 @@ class LoadsView:
 
     def load(self, slot: int) -> int:
         """Return the sessions that a worker holds, and those that are on their way to it."""
-        first = slot * _STRIDE + _HELD
-        return sum(self._words[first : first + self._counted])
+        return _load(self._words, slot, self._counted)
 
     def leave_out(self, worker: str) -> None:
         """Leave a worker out until the next look."""
@@ -340,7 +384,7 @@ class LoadsView:
         places = [slot * _STRIDE for slot, _ in self._workers]
         self._first_words = [(place, self._words[place]) for place in places]
         last = self._workers[-1][0] if self._workers else 0
-        self._counted = min(1 + last + _SPARE_SLOTS, 1 + SLOTS)
+        self._counted = min(1 + last + _SPARE_SLOTS, SLOTS)
 
 
 def _worker_in(words: memoryview, mapped: mmap.mmap, slot: int) -> str | None:
@@ -349,6 +393,14 @@ def _worker_in(words: memoryview, mapped: mmap.mmap, slot: int) -> str | None:
     first = slot * _STRIDE * _WORD
     worker = mapped[first : first + _ID_WORDS * _WORD].decode("ascii", "replace")
     return worker if is_worker_id(worker) else None
+
+
+def _load(words: memoryview, slot: int, senders: int) -> int:
+    held = slot * _STRIDE + _HELD
+    sent, taken = slot * _STRIDE + _SENT, slot * _STRIDE + _TAKEN
+    on_their_way = (sum(words[sent : sent + senders]) - sum(words[taken : taken + senders])) & _WRAP
+    # Beyond half of what a word holds it is less than nothing: more was answered than is known to be sent.
+    return int(words[held]) + (on_their_way if on_their_way <= _LARGEST else 0)
 
 
 def _milliseconds(now: float) -> int:

@@ -23,7 +23,7 @@ from nemo_gym.session_routing.body_field import BodyIdField, BodyIdProblem, unre
 from nemo_gym.session_routing.durations import Durations
 from nemo_gym.session_routing.forwarding import Forwarder, HopName, HopObserver
 from nemo_gym.session_routing.held_sessions import SessionTally
-from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
+from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY, PLACED_KEY
 from nemo_gym.session_routing.jsonrpc import RecordedBody, WatchedReply, jsonrpc_error_reply
 from nemo_gym.session_routing.loads import SharedLoads
 from nemo_gym.session_routing.lost import (
@@ -47,7 +47,7 @@ from nemo_gym.session_routing.ownership import (
     read_owner,
     route_path,
 )
-from nemo_gym.session_routing.placement import KeptBody, Placer, names_no_session
+from nemo_gym.session_routing.placement import CountedReply, KeptBody, Placer, names_no_session
 from nemo_gym.session_routing.private_socket import PrivateServer, still_listens, worker_socket_path
 from nemo_gym.session_routing.session_cookie import FOURTEEN_DAYS, SessionCookies
 
@@ -226,7 +226,15 @@ class SessionRoutingMiddleware:
         self._served_here += 1
         if claim.headers is not None:
             scope["headers"] = claim.headers
-        await self.app(scope, receive, send)
+        loads = self._placer.loads if self._placer is not None and PLACED_KEY in scope else None
+        if loads is None:
+            await self.app(scope, receive, send)
+            return
+        counted = CountedReply(loads, scope[PLACED_KEY], send)
+        try:
+            await self.app(scope, receive, counted.send)
+        finally:
+            counted.end()
 
     async def _place(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a new session begin at the worker that is to hold it, and here where that one can't be reached."""
@@ -235,14 +243,16 @@ class SessionRoutingMiddleware:
         if loads is None:
             await self._serve(claim, scope, receive, send)
             return
+        scope[PLACED_KEY] = loads.sender
         slot = self._placer.choose(loads, scope)
         owner = None if slot == loads.slot else loads.worker_at(slot)
         if owner is not None:
             counted = loads.sent(slot)
+            again = None
             try:
                 again = await self._place_elsewhere(loads, owner, scope, receive, send)
             finally:
-                loads.answered(slot, counted)
+                loads.answered(slot, counted, was_sent=again is None)
             if again is None:
                 return
             receive = again

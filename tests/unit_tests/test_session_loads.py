@@ -50,6 +50,11 @@ class Member:
         self.hold(self.held - 1)
         self.loads.note_end()
 
+    def answer(self, sender: Member) -> None:
+        """Answer a request of `sender` with which a session begins."""
+        self.hold(self.held + 1)
+        self.loads.taken(sender.loads.sender)
+
     def kill(self) -> None:
         """Let go of the lock and leave all else as it is, as the kernel does with a killed worker."""
         unlock = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
@@ -125,6 +130,60 @@ def test_what_is_on_its_way_counts_at_once_until_it_is_answered(four: Members) -
     for worker in counted:
         sender.loads.answered(target.loads.slot, worker)
     assert other.loads.load(target.loads.slot) == 0
+
+
+def test_a_session_counts_once_however_late_its_sender_hears_of_it(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    counted = [sender.loads.sent(slot) for _ in range(3)]
+
+    seen = []
+    for _ in counted:
+        target.answer(sender)
+        seen.append(other.loads.load(slot))
+    for worker in counted:
+        sender.loads.answered(slot, worker)
+        seen.append(other.loads.load(slot))
+    assert seen == [3] * 6
+
+
+def test_what_was_lost_on_its_way_counts_until_its_sender_waits_for_no_answer(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    lost, late = sender.loads.sent(slot), sender.loads.sent(slot)
+
+    sender.loads.answered(slot, lost)
+    assert other.loads.load(slot) == 2
+    target.answer(sender)
+    sender.loads.answered(slot, late)
+    assert other.loads.load(slot) == 1
+
+
+def test_what_in_the_end_was_not_sent_counts_no_longer(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    unsent, _ = sender.loads.sent(slot), sender.loads.sent(slot)
+    sender.loads.answered(slot, unsent, was_sent=False)
+    assert other.loads.load(slot) == 1
+
+
+def test_an_answer_to_a_sender_that_has_left_is_not_counted_for_its_successor(four: Members) -> None:
+    target, sender, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    sender.loads.sent(slot)
+    sender.loads.leave()
+    four.all.remove(sender)
+    successor = four.join()
+    assert successor.loads.slot == sender.loads.slot
+    successor.loads.peers()
+    successor.loads.sent(slot)
+    target.answer(sender)
+    sender.loads.close()
+    assert other.loads.load(slot) == 2
 
 
 @pytest.mark.promise("placement-forgets-the-dead")
@@ -411,7 +470,10 @@ def test_a_session_without_an_end_is_forgotten() -> None:
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["send", "send", "send", "answer", "end", "join", "kill", "leave", "look"]), st.integers(0)
+        st.sampled_from(
+            ["send", "send", "send", "answer", "answer", "hear", "keep", "end", "join", "kill", "leave", "look"]
+        ),
+        st.integers(0),
     ),
     max_size=60,
 )
@@ -424,6 +486,7 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
     members = Members(tmp_path / uuid.uuid4().hex, 3)
     # Who sent to whom, and what has to be given back for it.
     on_the_way: list[tuple[Member, Member, str | None]] = []
+    answered: list[tuple[Member, Member, str | None]] = []
     gone: list[Member] = []
     for kind, number in events:
         if kind == "join" and len(members.all) < 6:
@@ -436,10 +499,17 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
             on_the_way.append((member, chosen, member.loads.sent(chosen.loads.slot)))
         elif kind == "answer" and on_the_way:
             sender, chosen, counted = on_the_way.pop(number % len(on_the_way))
+            if chosen in members.all:
+                chosen.answer(sender)
+            answered.append((sender, chosen, counted))
+        elif kind == "hear" and answered:
+            sender, chosen, counted = answered.pop(number % len(answered))
             if sender in members.all:
                 sender.loads.answered(chosen.loads.slot, counted)
-            if chosen in members.all:
-                chosen.hold(chosen.held + 1)
+        elif kind == "keep" and on_the_way:
+            sender, chosen, counted = on_the_way.pop(number % len(on_the_way))
+            if sender in members.all:
+                sender.loads.answered(chosen.loads.slot, counted, was_sent=False)
         elif kind == "end" and member.held:
             member.end()
         elif kind in ("kill", "leave"):

@@ -15,7 +15,7 @@ from nemo_gym.session_routing import SESSION_LOST_HEADER, frame_hop, worker_sock
 from tests.owner_ends import BODY, HEAD, LAST, frame, frames_of, take_request
 from tests.session_workers import Connection, Reply, Worker, fake_owner, owned_cookie, running_workers, signed_cookie
 
-ORIGIN = ("x-nemo-gym-forwarded-client", '[["203.0.113.9",1],["gym.test",443],"https","","1.1",false]')
+ORIGIN = ("x-nemo-gym-forwarded-client", '[["203.0.113.9",1],["gym.test",443],"https","","1.1",false,null]')
 OWNED = (ORIGIN[0], ORIGIN[1].replace("false", "true"))
 GONE = "a" * 32
 
@@ -75,7 +75,13 @@ class TestSentForItsSession:
 
 
 @pytest.mark.promise("private-header")
-@pytest.mark.parametrize("value", ["garbage", "[1]", "{}", "5", "", '[5,null,"http","","1.1",false]'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "garbage", "[1]", "{}", "5", "", '[5,null,"http","","1.1",false,null]',
+        '[null,null,"http","","1.1",false,7]', '[null,null,"http","","1.1",false,["a",""]]',
+    ],
+)  # fmt: skip
 async def test_a_private_header_that_no_worker_wrote_is_a_bad_request(
     pair: tuple[Worker, Worker], value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +141,7 @@ class TestStraightFromAClient:
         assert (seen["raw_path"], seen["query"], seen["root_path"]) == ("/a%2fb", "c", "")
 
 
-REQUEST = b'[null,null,"http","","1.1",false]\nGET\n/%c3%a9\na=1\nhost\nx'
+REQUEST = b'[null,null,"http","","1.1",false,null]\nGET\n/%c3%a9\na=1\nhost\nx'
 
 
 class TestFrames:

@@ -114,6 +114,50 @@ async def test_sessions_of_as_many_connections_at_once(placing: Servers, folders
     assert set(loads(folders, worker).values()) == {0}
 
 
+class RawConnection:
+    """A connection whose requests go out at once, without a client's own work for each."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.cookie = ""
+
+    def send(self, path: str, **body: Any) -> None:
+        content = json.dumps(body)
+        head = f"POST {path} HTTP/1.1\r\nhost: h\r\ncookie: {self.cookie}\r\ncontent-length: {len(content)}\r\n"
+        self.writer.write(f"{head}content-type: application/json\r\n\r\n{content}".encode())
+
+    async def reply(self) -> Any:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        self.cookie = headers.get("set-cookie", self.cookie).partition(";")[0]
+        return json.loads(await self.reader.readexactly(int(headers["content-length"])))
+
+
+@pytest.mark.promise("placement-even")
+async def test_bursts_over_connections_that_stand(placing: Servers, folders: Folders) -> None:
+    worker = next(iter(await placing.all_workers("counter")))
+    port = int(placing.url("counter").rpartition(":")[2])
+    verdict = {"responses_create_params": {"input": "count"}, "response": EMPTY_RESPONSE, "expected_count": 1}
+    ratios = []
+    async with AsyncExitStack() as stack:
+        connections = [RawConnection(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(SESSIONS)]
+        for connection in connections:
+            stack.callback(connection.writer.close)
+        for _ in range(4):
+            for connection in connections:
+                connection.cookie = "none=1"
+                connection.send("/seed_session", initial_count=1)
+            for connection in connections:
+                await connection.reply()
+            ratios.append(ratio(Counter(owner_of(connection.cookie) for connection in connections).values()))
+            for connection in connections:
+                connection.send("/verify", **verdict)
+            assert {(await connection.reply())["reward"] for connection in connections} == {1.0}
+    assert max(ratios) < 1.25
+    assert set(loads(folders, worker).values()) == {0}
+
+
 @pytest.mark.promise("placement-even", "placement-counts")
 async def test_sessions_of_uneven_length(placing: Servers, folders: Folders) -> None:
     worker = next(iter(await placing.all_workers("counter")))
@@ -246,6 +290,10 @@ async def test_local_placement_shares_no_loads(placing: Servers, folders: Folder
                 await reply.read()
                 owners |= {morsel.value.partition(".")[0] for morsel in reply.cookies.values()}
     assert len({owner_in(cookie) for cookie in owners}) == 1
+
+
+def owner_of(cookie: str) -> str:
+    return owner_in(cookie.partition("=")[2].partition(".")[0])
 
 
 def owner_in(payload: str) -> str:
