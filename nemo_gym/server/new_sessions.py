@@ -11,7 +11,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from nemo_gym.session_routing.loads import SLOTS, LoadsView
+from nemo_gym.session_routing.loads_file import SLOTS
+from nemo_gym.session_routing.loads_view import LoadsView
 from nemo_gym.session_routing.placement import LOADS_FILE, is_far_ahead
 
 SESSIONLESS_PATHS: Final = frozenset(

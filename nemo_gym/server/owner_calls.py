@@ -40,7 +40,7 @@ from nemo_gym.server.new_sessions import SESSIONLESS_PATHS, NewSessions
 from nemo_gym.server.socket_records import read_socket_dir
 from nemo_gym.session_routing import SESSION_OWNER_KEY, LostReason, lost_session_reply
 from nemo_gym.session_routing.hop import HOP_HEADER
-from nemo_gym.session_routing.loads import SLOTS
+from nemo_gym.session_routing.loads_file import SLOTS
 from nemo_gym.session_routing.lost import no_reply
 from nemo_gym.session_routing.ownership import is_worker_id
 from nemo_gym.session_routing.private_socket import is_own_socket, still_listens

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from nemo_gym.session_routing.body_field import BodyId
 from nemo_gym.session_routing.held_sessions import NEW_KEY, Placement, SessionTally
 from nemo_gym.session_routing.hop import STRAIGHT_KEY
-from nemo_gym.session_routing.loads import BEAT_S, Sender, SharedLoads
+from nemo_gym.session_routing.loads import BEAT_S, SharedLoads
 from nemo_gym.session_routing.ownership import Claim, route_path
 
 LOADS_FILE: Final = "loads"
@@ -201,17 +201,15 @@ class KeptBody:
 
 
 class CountedReply:
-    """The reply to a request that may begin a session: with its beginning, what it began is held and not on its way.
+    """The reply to a request that may begin a session: with its beginning, what it began is held.
 
     Args:
-        loads: The loads of all workers.
-        sender: Who counted the request as sent.
+        loads: The loads of all workers, which count the request as taken.
         send: The request's ASGI send; the one to use instead is this object's `send`.
     """
 
-    def __init__(self, loads: SharedLoads, sender: Sender, send: Send) -> None:
+    def __init__(self, loads: SharedLoads, send: Send) -> None:
         self._loads = loads
-        self._sender = sender
         self._send = send
         self._is_counted = False
 
@@ -221,10 +219,10 @@ class CountedReply:
         await self._send(message)
 
     def end(self) -> None:
-        """Count the request as answered, unless it is already."""
+        """Count the request as replied to, unless it is already."""
         if not self._is_counted:
             self._is_counted = True
-            self._loads.taken(self._sender)
+            self._loads.replied()
 
 
 def names_no_session(found: BodyId | None) -> bool:

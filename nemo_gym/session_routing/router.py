@@ -230,7 +230,8 @@ class SessionRoutingMiddleware:
         if loads is None:
             await self.app(scope, receive, send)
             return
-        counted = CountedReply(loads, scope[PLACED_KEY], send)
+        loads.taken(scope[PLACED_KEY])
+        counted = CountedReply(loads, send)
         try:
             await self.app(scope, receive, counted.send)
         finally:
@@ -256,11 +257,7 @@ class SessionRoutingMiddleware:
             if again is None:
                 return
             receive = again
-        counted = loads.sent(loads.slot)
-        try:
-            await self._serve(claim, scope, receive, send)
-        finally:
-            loads.answered(loads.slot, counted)
+        await self._serve(claim, scope, receive, send)
 
     async def _place_elsewhere(
         self, loads: SharedLoads, owner: str, scope: Scope, receive: Receive, send: Send

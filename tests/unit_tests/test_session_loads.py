@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nemo_gym.session_routing.held_sessions import HeldSessions, Placement
-from nemo_gym.session_routing.loads import SLOTS, SharedLoads
+from nemo_gym.session_routing.loads import SharedLoads
+from nemo_gym.session_routing.loads_file import SLOTS
 from nemo_gym.session_routing.placement import Placer
 
 
@@ -50,10 +51,18 @@ class Member:
         self.hold(self.held - 1)
         self.loads.note_end()
 
-    def answer(self, sender: Member) -> None:
-        """Answer a request of `sender` with which a session begins."""
-        self.hold(self.held + 1)
+    def take(self, sender: Member) -> None:
+        """Begin to handle a request of `sender`."""
         self.loads.taken(sender.loads.sender)
+
+    def begin(self) -> None:
+        """Answer such a request: a session begins with it."""
+        self.hold(self.held + 1)
+        self.loads.replied()
+
+    def answer(self, sender: Member) -> None:
+        self.take(sender)
+        self.begin()
 
     def kill(self) -> None:
         """Let go of the lock and leave all else as it is, as the kernel does with a killed worker."""
@@ -146,6 +155,55 @@ def test_a_session_counts_once_however_late_its_sender_hears_of_it(four: Members
         sender.loads.answered(slot, worker)
         seen.append(other.loads.load(slot))
     assert seen == [3] * 6
+
+
+def test_what_a_worker_handles_counts_whatever_becomes_of_its_sender(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    counted = sender.loads.sent(target.loads.slot)
+    target.take(sender)
+    sender.loads.answered(target.loads.slot, counted)
+    assert other.loads.load(target.loads.slot) == 1
+    sender.kill()
+    four.all.remove(sender)
+    four.go_on()
+    target.loads.peers()
+    assert other.loads.load(target.loads.slot) == 1
+    target.loads.replied()
+    assert other.loads.load(target.loads.slot) == 0
+
+
+def test_what_comes_after_its_sender_has_given_it_up_is_put_right_while_more_is_under_way(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    sender.loads.answered(slot, sender.loads.sent(slot))
+    sender.loads.sent(slot)
+    for _ in range(2):
+        target.take(sender)
+    assert other.loads.load(slot) == 2
+
+    four.go_on()
+    sender.loads.peers()
+    sender.loads.sent(slot)
+    assert other.loads.load(slot) == 3
+
+
+def test_answers_to_what_was_sent_before_the_file_was_damaged_leave_no_count_behind(four: Members) -> None:
+    sender, target, *_, other = four.all
+    sender.loads.peers()
+    slot = target.loads.slot
+    counted = [sender.loads.sent(slot) for _ in range(2)]
+    with four.path.open("r+b") as file:
+        file.write(bytes(four.path.stat().st_size))
+    for member in (sender, target, sender):
+        four.go_on()
+        member.loads.peers()
+    for worker in counted:
+        sender.loads.answered(slot, worker)
+
+    sender.loads.answered(slot, sender.loads.sent(slot))
+    assert other.loads.load(slot) == 0
 
 
 def test_what_was_lost_on_its_way_counts_until_its_sender_waits_for_no_answer(four: Members) -> None:
@@ -471,7 +529,7 @@ def test_a_session_without_an_end_is_forgotten() -> None:
 events = st.lists(
     st.tuples(
         st.sampled_from(
-            ["send", "send", "send", "answer", "answer", "hear", "keep", "end", "join", "kill", "leave", "look"]
+            ["send", "send", "send", "take", "take", "begin", "hear", "keep", "end", "join", "kill", "leave", "look"]
         ),
         st.integers(0),
     ),
@@ -486,6 +544,7 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
     members = Members(tmp_path / uuid.uuid4().hex, 3)
     # Who sent to whom, and what has to be given back for it.
     on_the_way: list[tuple[Member, Member, str | None]] = []
+    taken: list[tuple[Member, Member, str | None]] = []
     answered: list[tuple[Member, Member, str | None]] = []
     gone: list[Member] = []
     for kind, number in events:
@@ -496,11 +555,20 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
         member = members.all[number % len(members.all)]
         if kind == "send":
             chosen = members.chosen_by(member)
-            on_the_way.append((member, chosen, member.loads.sent(chosen.loads.slot)))
-        elif kind == "answer" and on_the_way:
+            if chosen is member:
+                chosen.take(member)
+                taken.append((member, chosen, None))
+            else:
+                on_the_way.append((member, chosen, member.loads.sent(chosen.loads.slot)))
+        elif kind == "take" and on_the_way:
             sender, chosen, counted = on_the_way.pop(number % len(on_the_way))
             if chosen in members.all:
-                chosen.answer(sender)
+                chosen.take(sender)
+            taken.append((sender, chosen, counted))
+        elif kind == "begin" and taken:
+            sender, chosen, counted = taken.pop(number % len(taken))
+            if chosen in members.all:
+                chosen.begin()
             answered.append((sender, chosen, counted))
         elif kind == "hear" and answered:
             sender, chosen, counted = answered.pop(number % len(answered))
@@ -518,7 +586,9 @@ def test_the_loads_are_what_a_simple_count_says(tmp_path: Path, events: list[tup
             gone.append(member)
         members.go_on()
         expected = {
-            one.worker_id: one.held + sum(s in members.all and to is one for s, to, _ in on_the_way)
+            one.worker_id: one.held
+            + sum(s in members.all and to is one for s, to, _ in on_the_way)
+            + sum(to is one for _, to, _ in taken)
             for one in members.all
         }
         for one in members.all:

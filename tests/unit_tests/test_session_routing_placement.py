@@ -60,12 +60,25 @@ async def slow(request: Request) -> Response:
     return JSONResponse({"worker": request.app.state.worker_id})
 
 
+async def deaf(request: Request) -> Response:
+    """Go on for a while after the client has left, as what runs in a thread does."""
+    request.app.state.begun.release()
+    await request.body()
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    request.app.state.left.release()
+    await request.app.state.may_end.wait()
+    request.app.state.ended.release()
+    return JSONResponse({})
+
+
 def counting_app() -> Starlette:
-    paths = {"/end": end, "/sum": end, "/refuse": refuse, "/echo": echo, "/mcp": echo, "/slow": slow}
+    paths = {"/end": end, "/sum": end, "/refuse": refuse, "/echo": echo, "/mcp": echo, "/slow": slow, "/deaf": deaf}
     app = make_app()
     app.router.routes[0:0] = [Route(path, handler, methods=["POST"]) for path, handler in paths.items()]
     app.state.begun = asyncio.Semaphore(0)
-    app.state.may_go_on = asyncio.Event()
+    app.state.left, app.state.ended = asyncio.Semaphore(0), asyncio.Semaphore(0)
+    app.state.may_go_on, app.state.may_end = asyncio.Event(), asyncio.Event()
     return app
 
 
@@ -151,6 +164,30 @@ async def test_a_session_counts_from_its_beginning_to_its_end(socket_dir: Path) 
         # The same session begins anew.
         await workers[0].request("/seed", method="POST", cookie=replies[0].cookie)
         assert sum(held(workers)) == 3
+
+
+@pytest.mark.promise("placement-counts")
+async def test_a_request_whose_client_has_left_counts_until_its_handler_ends(socket_dir: Path) -> None:
+    async with placed(socket_dir, 2) as (here, there):
+        await only_held_by([here], await seeds(here, 20))
+        observer = SharedLoads(socket_dir / "loads", uuid.uuid4().hex)
+        observer.leave()
+        async with await here.connect() as client:
+            client.send_head("POST", "/deaf", [("host", "workers.test")])
+            await there.app.state.begun.acquire()
+        await there.app.state.left.acquire()
+        later = asyncio.create_task(here.request("/slow", method="POST"))
+        await there.app.state.begun.acquire()
+        seen = [observer.snapshot()[there.worker_id]]
+        there.app.state.may_end.set()
+        await there.app.state.ended.acquire()
+        await there.request("/health")
+        seen.append(observer.snapshot()[there.worker_id])
+        there.app.state.may_go_on.set()
+        await later
+        observer.close()
+
+    assert seen == [2, 1]
 
 
 @pytest.mark.promise("placement-counts")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing, suppress
 import psutil
 import pytest
 
-from nemo_gym.session_routing.loads import LoadsView
+from nemo_gym.session_routing.loads_view import LoadsView
 from tests.e2e.session_routing.clients import Client
 from tests.e2e.session_routing.processes import Folders, Servers, is_over, probe_deployed, until, worker_ids_of
 

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from nemo_gym.server import owner_calls
 from nemo_gym.server.client import ServerClient, get_response_json
 from nemo_gym.server.socket_records import recorded_socket_dir
-from nemo_gym.session_routing import SESSION_OWNER_KEY, Placement, loads
+from nemo_gym.session_routing import SESSION_OWNER_KEY, Placement, loads_view
 from nemo_gym.session_routing.loads import SharedLoads
 from tests.session_workers import METHODS, SECRET, Worker, leave_stale_socket, running_workers, seen
 
@@ -235,7 +235,7 @@ class TestTrouble:
     async def test_a_worker_that_was_not_reached_is_not_asked_again_at_once(
         self, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loads, "_LOOK_S", 3600.0)
+        monkeypatch.setattr(loads_view, "LOOK_S", 3600.0)
         asked = asyncio.Event()
 
         async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

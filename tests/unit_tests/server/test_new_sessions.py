@@ -15,7 +15,8 @@ import pytest
 from nemo_gym.server.new_sessions import NewSessions
 from nemo_gym.session_routing.held_sessions import Placement
 from nemo_gym.session_routing.hop import STRAIGHT_KEY
-from nemo_gym.session_routing.loads import LoadsView, SharedLoads
+from nemo_gym.session_routing.loads import SharedLoads
+from nemo_gym.session_routing.loads_view import LoadsView
 from nemo_gym.session_routing.placement import Placer
 
 STRAIGHT = {STRAIGHT_KEY: True}
