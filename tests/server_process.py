@@ -21,6 +21,7 @@ import psutil
 from nemo_gym.global_config import find_open_port
 from nemo_gym.server.worker_env import parent_pipe_env
 from nemo_gym.session_routing import SOCKET_DIR_ENV
+from tests.support import command_of
 
 SERVER = """
 import asyncio
@@ -145,7 +146,7 @@ class Process:
 
     def template(self) -> psutil.Process:
         """The process from which the workers are forked."""
-        (template,) = (child for child in self.process.children() if "launcher" in " ".join(child.cmdline()))
+        (template,) = (child for child in self.process.children() if "launcher" in " ".join(command_of(child)))
         return template
 
     def workers(self) -> list[psutil.Process]:

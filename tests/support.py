@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psutil
 import uvicorn
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """The command line of a process; empty where it has ended since it was found."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 class _Server(uvicorn.Server):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.folders import sweep_stale_folders
+from tests.support import command_of
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("placement", "events", "startup")
@@ -86,7 +87,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(folder: Path) -> None:
                 break
         give_up = time.monotonic() + LIMIT_S
         # In the middle of a measurement, where there are servers and a load generator.
-        while not any("benchmarks.load" in " ".join(it.cmdline()) for it in psutil.Process(process.pid).children()):
+        while not any("benchmarks.load" in " ".join(command_of(it)) for it in psutil.Process(process.pid).children()):
             assert time.monotonic() < give_up
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -107,7 +108,7 @@ def test_a_killed_run_leaves_no_process_and_its_files_to_the_next_run(
         for line in process.stderr:
             if "round 1" in line:
                 break
-        programs = " ".join(part for it in left_by(folder) for part in it.cmdline())
+        programs = " ".join(part for it in left_by(folder) for part in command_of(it))
         assert "bare_counter" in programs
         process.kill()
     give_up = time.monotonic() + LIMIT_S

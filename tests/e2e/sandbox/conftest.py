@@ -13,6 +13,7 @@ import pytest
 
 from nemo_gym.sandbox import AsyncSandbox, SandboxSpec
 from nemo_gym.sandbox.isolation import find_bubblewrap
+from tests.support import command_of
 
 Start = Callable[..., Any]
 
@@ -31,8 +32,10 @@ def processes_below(root: Path) -> list[psutil.Process]:
 
 
 def guard_of(root: Path) -> psutil.Process:
-    """The guard of the one sandbox that is below `root`; in mode none its server has the same command line."""
-    return min((found for found in processes_below(root) if "guard" in found.cmdline()), key=lambda found: found.pid)
+    """The guard of the one sandbox that is below `root`; in mode none its server, a child, has its command line."""
+    guards = {found.pid: found for found in processes_below(root) if "guard" in command_of(found)}
+    (guard,) = (found for found in guards.values() if found.ppid() not in guards)
+    return guard
 
 
 def seen_names(root: Path) -> set[str]:

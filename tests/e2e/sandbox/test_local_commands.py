@@ -13,6 +13,7 @@ import pytest
 
 from nemo_gym.sandbox import SandboxResources, SandboxStatus, SandboxStoppedError, local_sandbox
 from tests.e2e.sandbox.conftest import Start, guard_of, until, until_output
+from tests.support import command_of
 
 OURS = f"61.{os.getpid()}"
 """Seconds that no other process of this machine sleeps for."""
@@ -211,7 +212,7 @@ async def test_a_command_killed_by_stop_has_no_result_even_when_its_end_is_told_
     guard = guard_of(root)
 
     def commands() -> list[psutil.Process]:
-        return [process for process in guard.children(recursive=True) if process.cmdline() == ["sleep", "90.5"]]
+        return [process for process in guard.children(recursive=True) if command_of(process) == ["sleep", "90.5"]]
 
     await until(commands)
     running = commands()
