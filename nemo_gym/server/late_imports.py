@@ -5,4 +5,4 @@ the template has imported for all of them.
 """
 
 from nemo_gym.server import owner_calls as owner_calls
-from nemo_gym.session_routing import aiohttp_hop as aiohttp_hop, websocket_hop as websocket_hop
+from nemo_gym.session_routing import aiohttp_ways as aiohttp_ways

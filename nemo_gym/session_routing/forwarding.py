@@ -22,13 +22,13 @@ from nemo_gym.session_routing.frame_hop import FrameHop
 from nemo_gym.session_routing.owner_socket import OwnerGoneError
 from nemo_gym.session_routing.private_socket import is_listening, is_own_socket, worker_socket_path
 
+_IMPORTED_LATE: Final = "nemo_gym.session_routing.aiohttp_ways"
+
 if TYPE_CHECKING:
-    from nemo_gym.session_routing import aiohttp_hop, owner_pool, websocket_hop
+    from nemo_gym.session_routing import aiohttp_ways
     from nemo_gym.session_routing.owner_pool import OwnerPool
 else:
-    aiohttp_hop = LazyModule("nemo_gym.session_routing.aiohttp_hop")
-    owner_pool = LazyModule("nemo_gym.session_routing.owner_pool")
-    websocket_hop = LazyModule("nemo_gym.session_routing.websocket_hop")
+    aiohttp_ways = LazyModule(_IMPORTED_LATE)
 
 HopName = Literal["frames", "aiohttp"]
 HopObserver = Callable[[str, Scope], AbstractContextManager[object]]
@@ -48,10 +48,9 @@ class Hop(Protocol):
 
 
 def _aiohttp_hop(path: Path) -> Hop:
-    return aiohttp_hop.AiohttpHop(path)
+    return aiohttp_ways.AiohttpHop(path)
 
 
-_IMPORTED_LATE: Final = tuple(f"{__package__}.{name}" for name in ("aiohttp_hop", "owner_pool", "websocket_hop"))
 _HOPS: Final[dict[HopName, Callable[[Path], Hop]]] = {"frames": FrameHop, "aiohttp": _aiohttp_hop}
 
 
@@ -84,8 +83,7 @@ class Forwarder:
 
     def prepare(self) -> None:
         """Import what is imported late, before there are requests that would wait for it."""
-        for name in _IMPORTED_LATE:
-            import_module(name)
+        import_module(_IMPORTED_LATE)
 
     async def forward(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and send its reply, or one WebSocket until it ends.
@@ -155,9 +153,9 @@ class _Owner:
 
     async def forward_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._websockets is None:
-            self._websockets = owner_pool.OwnerPool(self.path)
+            self._websockets = aiohttp_ways.OwnerPool(self.path)
         async with self._websockets.in_use():
-            await websocket_hop.forward_websocket(self._websockets, scope, receive, send)
+            await aiohttp_ways.forward_websocket(self._websockets, scope, receive, send)
 
     async def retire(self) -> None:
         await self.hop.retire()

@@ -15,7 +15,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from nemo_gym.session_routing import SESSION_LOST_HEADER, aiohttp_hop, owner_pool, websocket_hop, worker_socket_path
+from nemo_gym.session_routing import (
+    SESSION_LOST_HEADER,
+    aiohttp_hop,
+    aiohttp_ways,
+    owner_pool,
+    websocket_hop,
+    worker_socket_path,
+)
 from nemo_gym.session_routing.hop import ARRIVED_KEY, OWNED_KEY
 from tests.owner_ends import BODY, HEAD, LAST, frame, take_request
 from tests.session_workers import (
@@ -30,7 +37,7 @@ from tests.session_workers import (
 pytestmark = pytest.mark.usefixtures("hop")
 
 MEGABYTE = 2**20
-IMPORTED_LATE = (aiohttp_hop, owner_pool, websocket_hop)
+IMPORTED_LATE = (aiohttp_ways, aiohttp_hop, owner_pool, websocket_hop)
 
 
 class TestClientsOfOneConnection:
